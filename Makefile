@@ -1,0 +1,66 @@
+# Two commands on a fresh machine with git, make, a C compiler and Python 3.11: `make serve`, `make test`.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+MODEL ?= smollm2-mtp
+PORT ?= 30000
+ARGS ?=
+
+BIN := $(VENV)/bin
+CODE := sglang_ascend tests benchmarks examples
+
+.PHONY: help
+help: ## Show this help
+	@echo "make TARGET [VARIABLE=value ...]"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "VENV=$(VENV)  MODEL=$(MODEL) (a name from the catalogue, or a checkpoint folder)  PORT=$(PORT)"
+	@echo "ARGS= adds flags to the command that a target runs; PYTHON= names a Python 3.11."
+
+.PHONY: serve
+serve: venv ## Serve MODEL on PORT of this machine, drafted by its MTP layer
+	@if [ -d "$(MODEL)" ]; then folder="$(MODEL)"; else folder=$$($(BIN)/sglang-ascend model-path "$(MODEL)"); fi; \
+	set -x; exec $(BIN)/python -m sglang.launch_server \
+	    --model-path "$$folder" --speculative-algorithm MTP --port $(PORT) $(ARGS)
+
+.PHONY: test
+test: venv-dev ## Run the tests, but for those that take minutes each
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+.PHONY: test-all
+test-all: venv-dev ## Run every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: bench
+bench: venv ## Measure output tokens/s with and without MTP
+	@$(BIN)/python -m benchmarks.serving $(ARGS)
+
+.PHONY: quality
+quality: venv-dev ## Check lint, format and types
+	@$(BIN)/ruff check $(wildcard $(CODE))
+	@$(BIN)/ruff format --check $(wildcard $(CODE))
+	@$(BIN)/pyright
+
+.PHONY: style
+style: venv-dev ## Fix what lint and format can fix
+	@$(BIN)/ruff check --fix $(wildcard $(CODE))
+	@$(BIN)/ruff format $(wildcard $(CODE))
+
+.PHONY: doctor
+doctor: venv ## Print versions, platform, hooks and ops, and say what is off
+	@$(BIN)/sglang-ascend doctor $(ARGS)
+
+.PHONY: clean
+clean: ## Remove the virtual environment and every build output
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find sglang_ascend tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The script decides by content what is out of date; asking it costs a twentieth of a second.
+.PHONY: venv venv-dev
+venv:
+	@scripts/bootstrap.sh $(VENV)
+venv-dev:
+	@scripts/bootstrap.sh $(VENV) dev

@@ -1,0 +1,65 @@
+"""Every SGLANG_ASCEND_* environment variable: name, type, default and meaning."""
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+PREFIX = "SGLANG_ASCEND_"
+T = TypeVar("T")
+
+
+class EnvironmentVariableError(ValueError):
+    """A variable has a value that does not parse; the message is one sentence with the remedy."""
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """One variable. `default` is the text one would export, so it goes through the same parser."""
+
+    name: str
+    parse: Callable[[str], T]  # raises ValueError whose text completes "must be ..."
+    default: str
+    meaning: str
+
+    def get(self, environ: Mapping[str, str] | None = None) -> T:
+        """The parsed value, read anew at each call. Raises `EnvironmentVariableError`."""
+        text = (os.environ if environ is None else environ).get(self.name, self.default)
+        try:
+            return self.parse(text)
+        except ValueError as error:
+            raise EnvironmentVariableError(
+                f"{self.name}={text!r} is not usable: it must be {error}; "
+                f"correct it or unset it (default {self.default!r})."
+            ) from None
+
+
+def path(text: str) -> Path:
+    if not text.strip():
+        raise ValueError("the path of a folder")
+    return Path(text).expanduser()
+
+
+CACHE = Variable(
+    "SGLANG_ASCEND_CACHE",
+    path,
+    "~/.cache/sglang-ascend",
+    "Folder in which ready checkpoints are built and kept.",
+)
+
+VARIABLES: tuple[Variable, ...] = (CACHE,)
+
+
+def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """One sentence for each SGLANG_ASCEND_* variable that is set and that nothing reads."""
+    known = [variable.name for variable in VARIABLES]
+    present = os.environ if environ is None else environ
+    sentences = []
+    for name in sorted(set(present) - set(known)):
+        if name.startswith(PREFIX):
+            near = difflib.get_close_matches(name, known, n=1)
+            remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}."
+            sentences.append(f"{name} is set but nothing reads it: {remedy}")
+    return sentences
