@@ -1,0 +1,196 @@
+"""Chain operators: a window is the next free slots, a shift moves tokens within their request,
+and verification keeps exactly what the target said: the output's distribution is the target's.
+
+Distributions are enumerated with exact fractions over a tiny vocabulary, never sampled.
+"""
+
+from fractions import Fraction
+from itertools import product
+
+import pytest
+import torch
+
+from sglang_ascend.ops import chain
+
+VOCABULARY = range(3)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, 16])
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_a_window_is_the_slots_that_follow_each_request(width, index_dtype):
+    generator = torch.Generator().manual_seed(width)
+    req_to_token = torch.randperm(8 * 50, generator=generator).view(8, 50).int()
+    starts = [0, 1, 33, 17, 34]
+    rows = [5, 0, 7, 2, 3]
+    expected = [
+        int(req_to_token[row, start + j])
+        for start, row in zip(starts, rows, strict=True)
+        for j in range(width)
+    ]
+    window = chain.window_slots(
+        torch.tensor(starts, dtype=index_dtype),
+        torch.tensor(rows, dtype=index_dtype),
+        req_to_token,
+        width,
+    )
+    assert window.dtype == torch.int64
+    assert window.tolist() == expected
+
+
+@pytest.mark.parametrize("lengths", [[1], [4], [1, 1, 1], [3, 1, 5, 2], [4, 4]], ids=str)
+@pytest.mark.parametrize("token_dtype", [torch.int32, torch.int64])
+def test_a_shift_moves_tokens_left_within_their_request(lengths, token_dtype):
+    requests, token = [], 0
+    for length in lengths:
+        requests.append(list(range(token, token + length)))
+        token += length
+    next_tokens = [1000 + i for i in range(len(lengths))]
+    expected = [
+        token
+        for tokens, following in zip(requests, next_tokens, strict=True)
+        for token in [*tokens[1:], following]
+    ]
+    ends = torch.tensor(lengths).cumsum(0) - 1
+    flat = torch.tensor([token for tokens in requests for token in tokens], dtype=token_dtype)
+    before = flat.clone()
+    shifted = chain.shift_tokens(flat, ends, torch.tensor(next_tokens))
+    assert shifted.tolist() == expected
+    assert shifted.dtype == token_dtype
+    assert torch.equal(flat, before), "the input is someone else's"
+
+
+def verify(sampled: tuple[int, ...], drafted: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokens that one request emits, read through accept_index as the scheduler does."""
+    rows = torch.tensor([sampled], dtype=torch.int32)
+    accept_lens, accept_index = chain.verify_chain(rows, torch.tensor([drafted]))
+    kept = [index for index in accept_index[0].tolist() if index >= 0]
+    assert len(kept) == accept_lens.item()
+    return tuple(sampled[index] for index in kept)
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_every_small_chain_keeps_its_longest_agreed_prefix_and_one_more(num_steps):
+    """Brute force over all (sampled, drafted) pairs of three tokens, as one batch."""
+    pairs = list(product(product(VOCABULARY, repeat=num_steps + 1), repeat=2))
+    pairs = sorted({(sampled, drafted[:num_steps]) for sampled, drafted in pairs})
+    sampled = torch.tensor([pair[0] for pair in pairs])
+    drafted = torch.tensor([pair[1] for pair in pairs])
+    accept_lens, accept_index = chain.verify_chain(sampled, drafted)
+    assert accept_lens.dtype == accept_index.dtype == torch.int32
+    for request, (rows, chain_tokens) in enumerate(pairs):
+        agreed = 0
+        while agreed < num_steps and rows[agreed] == chain_tokens[agreed]:
+            agreed += 1
+        first_row = request * (num_steps + 1)
+        kept = list(range(first_row, first_row + agreed + 1))
+        assert accept_lens[request] == agreed + 1
+        assert accept_index[request].tolist() == kept + [-1] * (num_steps - agreed)
+
+
+def test_an_empty_batch_has_nothing_to_verify():
+    accept_lens, accept_index = chain.verify_chain(
+        torch.empty(0, 4, dtype=torch.int64), torch.empty(0, 3, dtype=torch.int64)
+    )
+    assert accept_lens.shape == (0,)
+    assert accept_index.shape == (0, 4)
+
+
+def target(prefix: tuple[int, ...]) -> list[Fraction]:
+    """An autoregressive model of three tokens: every prefix has its own skewed distribution."""
+    state = 1
+    for token in prefix:
+        state = (5 * state + token + 1) % 23
+    weights = [1 + state % 3, 1 + state % 5, 1 + (state * state) % 7]
+    return [Fraction(weight, sum(weights)) for weight in weights]
+
+
+def draft(prefix: tuple[int, ...], num_steps: int) -> tuple[int, ...]:
+    """A deterministic draft, right more often than not but far from always."""
+    tokens: tuple[int, ...] = ()
+    for _ in range(num_steps):
+        probabilities = target(prefix + tokens)
+        best = max(VOCABULARY, key=lambda token: probabilities[token])
+        wrong = (sum(prefix + tokens) + len(tokens)) % 3 == 0
+        tokens += ((best + wrong) % 3,)
+    return tokens
+
+
+def own_draws(sampled, drafted, row_probabilities):
+    """The shipped rule: [(emitted tokens, probability)]."""
+    return [(verify(sampled, drafted), Fraction(1))]
+
+
+def accept_always(sampled, drafted, row_probabilities):
+    """Broken: the draft is emitted whatever the target drew."""
+    return [(drafted + sampled[-1:], Fraction(1))]
+
+
+def bonus_from_row_0(sampled, drafted, row_probabilities):
+    """Broken: the token after the accepted ones is always the first row's."""
+    return [(verify(sampled, drafted)[:-1] + sampled[:1], Fraction(1))]
+
+
+def redraw_the_rejected_row(sampled, drafted, row_probabilities):
+    """Broken: a rejected row is drawn once more, unconditionally, which favours the draft."""
+    emitted = verify(sampled, drafted)
+    row = len(emitted) - 1
+    if row == len(drafted):
+        return [(emitted, Fraction(1))]
+    return [((*emitted[:-1], token), row_probabilities[row][token]) for token in VOCABULARY]
+
+
+def distribution_of_output(rule, num_steps: int, num_tokens: int) -> dict:
+    """Exact joint distribution of the first ``num_tokens`` over as many steps as they take."""
+    finished: dict[tuple[int, ...], Fraction] = {}
+    unfinished = {(): Fraction(1)}
+    while unfinished:
+        prefix, mass = unfinished.popitem()
+        drafted = draft(prefix, num_steps)
+        rows = [target(prefix + drafted[:row]) for row in range(num_steps + 1)]
+        for sampled in product(VOCABULARY, repeat=num_steps + 1):
+            drawn = mass
+            for row, token in enumerate(sampled):
+                drawn *= rows[row][token]
+            for emitted, share in rule(sampled, drafted, rows):
+                output = (prefix + emitted)[:num_tokens]
+                pool = finished if len(output) == num_tokens else unfinished
+                pool[output] = pool.get(output, Fraction(0)) + drawn * share
+    return finished
+
+
+def distribution_of_target(num_tokens: int) -> dict:
+    """The same without speculation: one token after another."""
+    expected = {}
+    for tokens in product(VOCABULARY, repeat=num_tokens):
+        probability = Fraction(1)
+        for position, token in enumerate(tokens):
+            probability *= target(tokens[:position])[token]
+        expected[tokens] = probability
+    return expected
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_the_output_has_the_distribution_of_the_target_exactly(num_steps):
+    output = distribution_of_output(own_draws, num_steps, num_tokens=4)
+    assert output == distribution_of_target(4)
+
+
+@pytest.mark.parametrize("rule", [accept_always, bonus_from_row_0, redraw_the_rejected_row])
+@pytest.mark.parametrize("num_steps", [2, 3])
+def test_a_broken_verifier_has_another_distribution(rule, num_steps):
+    output = distribution_of_output(rule, num_steps, num_tokens=3)
+    assert sum(output.values()) == 1
+    expected = distribution_of_target(3)
+    distance = sum(abs(expected[t] - output.get(t, Fraction(0))) for t in expected) / 2
+    assert distance > Fraction(1, 20), "total variation: far enough for a sampled test to see"
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3])
+def test_the_drafts_of_this_test_are_both_accepted_and_rejected(num_steps):
+    """Else equality above would say nothing about one of the two paths."""
+    lengths = set()
+    for prefix in product(VOCABULARY, repeat=2):
+        drafted = draft(prefix, num_steps)
+        for sampled in product(VOCABULARY, repeat=num_steps + 1):
+            lengths.add(len(verify(sampled, drafted)))
+    assert lengths == set(range(1, num_steps + 2))
