@@ -1,0 +1,141 @@
+"""Which model families have an MTP layer that SGLang serves, and where their tensors lie.
+
+Adding a family is one row of FAMILIES, and one function in layers.py if its layer type is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from sglang_ascend.checkpoint import layers
+from sglang_ascend.checkpoint.config import ModelConfig
+from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.checkpoint.layers import Expected
+
+MAX_LAYERS = 4096
+
+
+@dataclass(frozen=True)
+class Family:
+    """One row of the table; n is num_hidden_layers.
+
+    | architecture           | drafts as                  | MTP layer          | layer type  |
+    |------------------------|----------------------------|--------------------|-------------|
+    | MiMoForCausalLM        | MiMoMTP                    | model.mtp_layers.0 | Qwen2       |
+    | DeepseekV3ForCausalLM  | DeepseekV3ForCausalLMNextN | model.layers.{n}   | DeepSeek-V2 |
+    | DeepseekV32ForCausalLM | DeepseekV3ForCausalLMNextN | model.layers.{n}   | DeepSeek-V2 |
+    | Glm4MoeForCausalLM     | Glm4MoeForCausalLMNextN    | model.layers.{n}   | GLM-4 MoE   |
+
+    Source: models/{mimo_mtp,deepseek_nextn,glm4_moe_nextn}.py and configs/model_config.py of
+    SGLang 0.5.23. DeepseekV2ForCausalLM is no row: SGLang has no NextN class for it and would load
+    the whole model as its own draft.
+
+    Attributes:
+        architecture: the target's name in config.json.
+        draft_architecture: the name of its MTP layer as a checkpoint of its own.
+        model_types: the values of model_type that transformers builds without remote code.
+        mtp_prefix: where the MTP layer lies; {num_hidden_layers} is filled in.
+        layer: the tensors of one decoder layer, without or with experts.
+        is_sparse: which layers of the target have experts.
+        mtp_is_sparse: whether the MTP layer has.
+        projection: [hidden_size, 2 * hidden_size], from embedding and hidden state together.
+        norms: the MTP layer's own norms, [hidden_size] each.
+    """
+
+    architecture: str
+    draft_architecture: str
+    model_types: tuple[str, ...]
+    mtp_prefix: str
+    layer: Callable[[ModelConfig, bool], Iterator[Expected]]
+    is_sparse: Callable[[ModelConfig, int], bool]
+    mtp_is_sparse: bool
+    projection: str
+    norms: tuple[str, ...]
+
+
+FAMILIES = (
+    Family(
+        architecture="MiMoForCausalLM",
+        draft_architecture="MiMoMTP",
+        model_types=("qwen2",),
+        mtp_prefix="model.mtp_layers.0",
+        layer=layers.qwen2_layer,
+        is_sparse=layers.never_sparse,
+        mtp_is_sparse=False,
+        projection="input_proj.weight",
+        norms=("token_layernorm", "hidden_layernorm", "final_layernorm"),
+    ),
+    *(
+        Family(
+            architecture=architecture,
+            draft_architecture="DeepseekV3ForCausalLMNextN",
+            model_types=("deepseek_v3", "deepseek_v32"),
+            mtp_prefix="model.layers.{num_hidden_layers}",
+            layer=layers.deepseek_layer,
+            is_sparse=layers.deepseek_sparse,
+            mtp_is_sparse=True,
+            projection="eh_proj.weight",
+            norms=("enorm", "hnorm", "shared_head.norm"),
+        )
+        for architecture in ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM")
+    ),
+    Family(
+        architecture="Glm4MoeForCausalLM",
+        draft_architecture="Glm4MoeForCausalLMNextN",
+        model_types=("glm4_moe",),
+        mtp_prefix="model.layers.{num_hidden_layers}",
+        layer=layers.glm4_moe_layer,
+        is_sparse=layers.glm4_moe_sparse,
+        mtp_is_sparse=True,
+        projection="eh_proj.weight",
+        norms=("enorm", "hnorm", "shared_head.norm"),
+    ),
+)
+
+
+def find_family(config: ModelConfig) -> Family | None:
+    """The row whose target or draft architecture config.json names, or None."""
+    for family in FAMILIES:
+        if config.architecture in (family.architecture, family.draft_architecture):
+            return family
+    return None
+
+
+def mtp_prefix(family: Family, config: ModelConfig) -> str:
+    """The MTP layer's prefix. A draft exported alone has one layer, and it is layer 0 (SGLang)."""
+    num_layers = _num_layers(config)
+    return family.mtp_prefix.format(num_hidden_layers=0 if num_layers == 1 else num_layers)
+
+
+def mtp_tensors(family: Family, config: ModelConfig) -> list[Expected]:
+    """The tensors of the MTP layer by full name; embedding and head come from the target."""
+    prefix, hidden = mtp_prefix(family, config), config.size("hidden_size")
+    own = [Expected(family.projection, (hidden, 2 * hidden))]
+    own += [Expected(f"{norm}.weight", (hidden,)) for norm in family.norms]
+    return [e.under(prefix) for e in (*own, *family.layer(config, family.mtp_is_sparse))]
+
+
+def target_tensors(family: Family, config: ModelConfig) -> Iterator[list[Expected]]:
+    """The target's tensors by full name: first those outside its layers, then layer by layer."""
+    hidden, vocabulary = config.size("hidden_size"), config.size("vocab_size")
+    outside = [
+        Expected("model.embed_tokens.weight", (vocabulary, hidden)),
+        Expected("model.norm.weight", (hidden,)),
+    ]
+    if not config.flag("tie_word_embeddings"):
+        outside.append(Expected("lm_head.weight", (vocabulary, hidden)))
+    yield outside
+    for layer in range(_num_layers(config)):
+        expected = family.layer(config, family.is_sparse(config, layer))
+        yield [e.under(f"model.layers.{layer}") for e in expected]
+
+
+def _num_layers(config: ModelConfig) -> int:
+    num_layers = config.size("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise CheckpointError(
+            f"{shown(config.path)} has num_hidden_layers = {num_layers}; set it to the number of "
+            f"layers that the model was built with (at most {MAX_LAYERS})"
+        )
+    return num_layers

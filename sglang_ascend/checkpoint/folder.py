@@ -1,0 +1,80 @@
+"""Whether a flag names a checkpoint folder on this machine, and whether a tokenizer lies in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.checkpoint.reader import read_json_object
+
+# A repository of a model hub: organisation/name.
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+# Any one of these sets of files makes a tokenizer; tokenizer_config.json alone has no vocabulary.
+TOKENIZER_FILES = (
+    ("tokenizer.json",),
+    ("tokenizer.model",),
+    ("vocab.json", "merges.txt"),
+    ("vocab.txt",),
+    ("spiece.model",),
+    ("sentencepiece.bpe.model",),
+    ("tiktoken.model",),
+    ("tekken.json",),
+)
+
+
+def local_folder(path: str | Path, flag: str) -> Path | None:
+    """The folder that `flag` names, or None for a hub id or an URL, which SGLang may download.
+
+    Raises:
+        CheckpointError: `path` is a file, or looks like a local path and does not exist.
+    """
+    folder = Path(path)
+    try:
+        if folder.is_dir():
+            return folder
+        exists = folder.exists()
+        owner_is_local = folder.parent != Path() and folder.parent.exists()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{flag} {shown(path)} cannot be read; pass a folder that this user may open"
+        ) from error
+    if exists:
+        raise CheckpointError(
+            f"{flag} {shown(path)} is a file; pass the folder that holds config.json and "
+            "the .safetensors files"
+        )
+    is_remote = "://" in str(path) or HUB_ID.fullmatch(str(path)) is not None
+    if is_remote and not owner_is_local:
+        return None
+    raise CheckpointError(
+        f"{flag} {shown(path)} does not exist; pass the folder of a checkpoint, "
+        "or a hub id such as organisation/name"
+    )
+
+
+def check_tokenizer(folder: Path, tokenizer_path: str | Path | None) -> None:
+    """Refuses a checkpoint that SGLang could not tokenize for; a remote tokenizer is not checked.
+
+    Raises:
+        CheckpointError: no vocabulary in `folder` (or in `tokenizer_path`, if given), or a
+            tokenizer.json that is no JSON object.
+    """
+    if tokenizer_path is not None:
+        if str(tokenizer_path).endswith(".json") and Path(tokenizer_path).is_file():
+            read_json_object(Path(tokenizer_path))
+            return
+        local = local_folder(tokenizer_path, "--tokenizer-path")
+        if local is None:
+            return
+        folder = local
+    held = any(all((folder / name).exists() for name in names) for names in TOKENIZER_FILES)
+    if not held and not any(folder.glob("*.tiktoken")):
+        raise CheckpointError(
+            f"{shown(folder)} has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json "
+            "with merges.txt); add one, pass another folder as --tokenizer-path, or serve token "
+            "ids with --skip-tokenizer-init"
+        )
+    if (folder / "tokenizer.json").exists():
+        read_json_object(folder / "tokenizer.json")

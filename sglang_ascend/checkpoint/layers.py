@@ -1,0 +1,163 @@
+"""Names and shapes of the tensors in one decoder layer, per layer type, from config.json alone.
+
+Linear weights are [out_features, in_features]; every name is relative to the layer's prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from sglang_ascend.checkpoint.config import ModelConfig
+
+MAX_EXPERTS = 16_384
+
+# One tensor [num_experts, out_features, in_features] for all experts, as transformers 5 has them;
+# SGLang reads it for DeepSeek.
+FUSED_EXPERTS = {
+    "gate_proj": "mlp.experts.gate_up_proj",
+    "up_proj": "mlp.experts.gate_up_proj",
+    "down_proj": "mlp.experts.down_proj",
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A tensor that SGLang's model class allocates.
+
+    An optional one is checked only if present; `fused_into` names one that may stand in for it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    optional: bool = False
+    fused_into: str | None = None
+
+    def under(self, prefix: str) -> Expected:
+        """The same tensor by its full name."""
+        fused_into = None if self.fused_into is None else f"{prefix}.{self.fused_into}"
+        return Expected(f"{prefix}.{self.name}", self.shape, self.optional, fused_into)
+
+
+def qwen2_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
+    """Qwen2DecoderLayer, which MiMo uses for its body and its MTP layer; it is never sparse.
+
+    The three biases are required: SGLang always allocates them, and leaves a missing one as it
+    finds the memory.
+    """
+    yield from _grouped_query_attention(config, biased=True)
+    yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
+    yield from _layer_norms(config)
+
+
+def deepseek_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
+    """DeepseekV2DecoderLayer: latent attention (MLA), and a dense or an expert MLP."""
+    yield from _latent_attention(config)
+    if sparse:
+        has_bias = config.text("topk_method") == "noaux_tc"
+        yield from _expert_mlp(config, router_biased=has_bias, fusable=True)
+    else:
+        yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
+    yield from _layer_norms(config)
+
+
+def glm4_moe_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
+    """Glm4MoeDecoderLayer: grouped-query attention, and a dense or an expert MLP."""
+    yield from _grouped_query_attention(config, biased=config.flag("attention_bias"))
+    if config.flag("use_qk_norm"):
+        yield Expected("self_attn.q_norm.weight", (_head_dim(config),))
+        yield Expected("self_attn.k_norm.weight", (_head_dim(config),))
+    if sparse:
+        yield from _expert_mlp(config, router_biased=True, fusable=False)
+    else:
+        yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
+    yield from _layer_norms(config)
+
+
+def never_sparse(config: ModelConfig, layer: int) -> bool:
+    """Models without experts."""
+    return False
+
+
+def deepseek_sparse(config: ModelConfig, layer: int) -> bool:
+    """The rule of DeepseekV2DecoderLayer._is_layer_sparse."""
+    first, every = config.count("first_k_dense_replace"), config.size("moe_layer_freq")
+    return layer >= first and layer % every == 0
+
+
+def glm4_moe_sparse(config: ModelConfig, layer: int) -> bool:
+    """The rule of Glm4MoeDecoderLayer._is_layer_sparse."""
+    return layer >= config.count("first_k_dense_replace")
+
+
+def _head_dim(config: ModelConfig) -> int:
+    explicit = config.optional_size("head_dim")
+    return explicit or config.size("hidden_size") // config.size("num_attention_heads")
+
+
+def _grouped_query_attention(config: ModelConfig, biased: bool) -> Iterator[Expected]:
+    hidden, head_dim = config.size("hidden_size"), _head_dim(config)
+    q_size = config.size("num_attention_heads") * head_dim
+    kv_size = config.size("num_key_value_heads") * head_dim
+    for projection, out_features in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
+        yield Expected(f"self_attn.{projection}.weight", (out_features, hidden))
+        if biased:
+            yield Expected(f"self_attn.{projection}.bias", (out_features,))
+    yield Expected("self_attn.o_proj.weight", (hidden, q_size))
+
+
+def _latent_attention(config: ModelConfig) -> Iterator[Expected]:
+    """MLA. The indexer of DeepSeek-V3.2 is optional: layers may share one."""
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    nope, rope = config.size("qk_nope_head_dim"), config.size("qk_rope_head_dim")
+    v_head_dim, kv_rank = config.size("v_head_dim"), config.size("kv_lora_rank")
+    q_rank = config.nullable_count("q_lora_rank")
+    if q_rank is None:
+        yield Expected("self_attn.q_proj.weight", (heads * (nope + rope), hidden))
+    else:
+        yield Expected("self_attn.q_a_proj.weight", (q_rank, hidden))
+        yield Expected("self_attn.q_a_layernorm.weight", (q_rank,))
+        yield Expected("self_attn.q_b_proj.weight", (heads * (nope + rope), q_rank))
+    yield Expected("self_attn.kv_a_proj_with_mqa.weight", (kv_rank + rope, hidden))
+    yield Expected("self_attn.kv_a_layernorm.weight", (kv_rank,))
+    yield Expected("self_attn.kv_b_proj.weight", (heads * (nope + v_head_dim), kv_rank))
+    yield Expected("self_attn.o_proj.weight", (hidden, heads * v_head_dim))
+    index_heads = config.optional_size("index_n_heads")
+    if index_heads is not None and q_rank is not None:
+        index_dim = config.size("index_head_dim")
+        wq_shape = (index_heads * index_dim, q_rank)
+        yield Expected("self_attn.indexer.wq_b.weight", wq_shape, optional=True)
+        yield Expected("self_attn.indexer.wk.weight", (index_dim, hidden), optional=True)
+
+
+def _dense_mlp(prefix: str, config: ModelConfig, intermediate: int) -> Iterator[Expected]:
+    hidden = config.size("hidden_size")
+    yield Expected(f"{prefix}.gate_proj.weight", (intermediate, hidden))
+    yield Expected(f"{prefix}.up_proj.weight", (intermediate, hidden))
+    yield Expected(f"{prefix}.down_proj.weight", (hidden, intermediate))
+
+
+def _expert_mlp(config: ModelConfig, router_biased: bool, fusable: bool) -> Iterator[Expected]:
+    """Router, routed experts, and the shared experts as one wide MLP."""
+    hidden, intermediate = config.size("hidden_size"), config.size("moe_intermediate_size")
+    num_experts = min(config.size("n_routed_experts"), MAX_EXPERTS)
+    yield Expected("mlp.gate.weight", (num_experts, hidden))
+    if router_biased:
+        yield Expected("mlp.gate.e_score_correction_bias", (num_experts,))
+    for expert in range(num_experts):
+        for weight in _dense_mlp(f"mlp.experts.{expert}", config, intermediate):
+            fused_into = FUSED_EXPERTS[weight.name.split(".")[-2]] if fusable else None
+            yield replace(weight, fused_into=fused_into)
+    if fusable:
+        gate_up_shape = (num_experts, 2 * intermediate, hidden)
+        yield Expected(FUSED_EXPERTS["gate_proj"], gate_up_shape, optional=True)
+        down_shape = (num_experts, hidden, intermediate)
+        yield Expected(FUSED_EXPERTS["down_proj"], down_shape, optional=True)
+    num_shared = config.nullable_count("n_shared_experts")
+    if num_shared:
+        yield from _dense_mlp("mlp.shared_experts", config, num_shared * intermediate)
+
+
+def _layer_norms(config: ModelConfig) -> Iterator[Expected]:
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        yield Expected(f"{norm}.weight", (config.size("hidden_size"),))
