@@ -1,0 +1,185 @@
+"""Acceptance of greedy chain speculation, simulated exactly from teacher-forced rows.
+
+A chain is cut at its first wrong draft, so every row that counts saw only the target's tokens:
+teacher forcing on the target's own greedy output gives the very drafts that serving would make.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from sglang_ascend.training.interface import MTPLayer, run_chain
+
+Tensor = torch.Tensor
+LOOP_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Output:
+    """One greedy output: tokens [n] with the prompt's first `prompt_length`, hidden [n, size]."""
+
+    domain: str
+    tokens: Tensor
+    prompt_length: int
+    hidden: Tensor
+
+
+def draft_matches(
+    layer: MTPLayer,
+    output: Output,
+    embedding: Tensor,
+    head: Tensor,
+    num_steps: int,
+    draft_ids: Tensor | None = None,
+) -> list[list[bool]]:
+    """matches[i][k]: whether step k + 1 from slot i drafts the token that the target emits.
+
+    Slot i is drafted from after the target emitted token i + 1; drafts past the end are wrong.
+    `draft_ids` (int64, ascending) restricts the drafts to these tokens.
+    """
+    if draft_ids is not None:
+        head = head[draft_ids]
+    hidden = output.hidden[None].float()
+    with torch.inference_mode():
+        chain = run_chain(layer, hidden, output.tokens[None], embedding, num_steps)
+        length = len(output.tokens)
+        matches = torch.zeros(length - 1, num_steps, dtype=torch.bool)
+        for step, states in enumerate(chain, start=1):
+            slots = range(output.prompt_length - 1, length - step - 1)
+            if not slots:
+                continue
+            drafts = F.linear(states[0, slots.start : slots.stop], head).argmax(-1)
+            if draft_ids is not None:
+                drafts = draft_ids[drafts]
+            wanted = output.tokens[slots.start + step + 1 :]
+            matches[slots.start : slots.stop, step - 1] = drafts == wanted
+    return matches.tolist()
+
+
+def accepted_counts(matches: list[list[bool]], prompt_length: int) -> list[int]:
+    """Accepted drafts of every verify step, from the first reply token to the end.
+
+    The prefill emits token `prompt_length`; each verify then emits its accepted drafts and one
+    more token. Verifies whose chain reaches past the output's end are left out.
+    """
+    num_steps = len(matches[0]) if matches else 0
+    counts, slot = [], prompt_length - 1
+    while slot < len(matches) - num_steps:
+        accepted = 0
+        while accepted < num_steps and matches[slot][accepted]:
+            accepted += 1
+        counts.append(accepted)
+        slot += accepted + 1
+    return counts
+
+
+def lookup_matches(tokens: list[int], num_steps: int, gram: int = 2) -> list[list[bool]]:
+    """The same table for prompt lookup: copy what followed the last earlier equal n-gram."""
+    matches = []
+    latest: dict[tuple[int, ...], int] = {}
+    for slot in range(len(tokens) - 1):
+        known = slot + 2  # tokens 0..slot+1 are known when slot is drafted from
+        start = latest.get(tuple(tokens[known - gram : known])) if known >= gram else None
+        row = []
+        for step in range(num_steps):
+            source, target = (start or 0) + step, known + step
+            row.append(
+                start is not None
+                and source < known
+                and target < len(tokens)
+                and tokens[source] == tokens[target]
+            )
+        matches.append(row)
+        latest[tuple(tokens[known - gram : known])] = known
+    return matches
+
+
+def repeat_share(tokens: list[int], gram: int = 4) -> float:
+    """Share of n-grams that occurred before in `tokens`."""
+    grams = [tuple(tokens[i : i + gram]) for i in range(len(tokens) - gram + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def is_looping(output: Output) -> bool:
+    """Whether more than a quarter of the reply's 4-grams are repetitions."""
+    return repeat_share(output.tokens[output.prompt_length :].tolist()) > LOOP_SHARE
+
+
+def evaluate(
+    layer: MTPLayer,
+    outputs: list[Output],
+    embedding: Tensor,
+    head: Tensor,
+    num_steps: int = 3,
+    draft_ids: Tensor | None = None,
+) -> dict:
+    """Acceptance length (tokens per target forward), per domain and overall, loops apart."""
+
+    def drafts(output: Output) -> list[int]:
+        table = draft_matches(layer, output, embedding, head, num_steps, draft_ids)
+        return accepted_counts(table, output.prompt_length)
+
+    def lookup(output: Output) -> list[int]:
+        table = lookup_matches(output.tokens.tolist(), num_steps)
+        return accepted_counts(table, output.prompt_length)
+
+    straight = [output for output in outputs if not is_looping(output)]
+    looping = [output for output in outputs if is_looping(output)]
+    report = {"all": _figures(straight, drafts, lookup, num_steps, outputs)}
+    by_domain: dict[str, list[Output]] = defaultdict(list)
+    for output in straight:
+        by_domain[output.domain].append(output)
+    for domain in sorted({output.domain for output in outputs}):
+        every = [output for output in outputs if output.domain == domain]
+        report[domain] = _figures(by_domain[domain], drafts, lookup, num_steps, every)
+    report["looping outputs"] = _figures(looping, drafts, lookup, num_steps, looping)
+    return report
+
+
+def _figures(
+    outputs: list[Output],
+    drafts: Callable[[Output], list[int]],
+    lookup: Callable[[Output], list[int]],
+    num_steps: int,
+    every: list[Output],
+) -> dict:
+    counts = [row for row in map(drafts, outputs) if row]
+    flat = [count for row in counts for count in row]
+    if not flat:
+        return {"outputs": 0, "loop_share": _loop_share(every)}
+    reached = [sum(count >= step for count in flat) for step in range(num_steps + 1)]
+    baseline = [count + 1 for output in outputs for count in lookup(output)]
+    low, high = _interval(counts)
+    return {
+        "acceptance_length": round(1 + sum(flat) / len(flat), 3),
+        "interval_95": [round(low, 3), round(high, 3)],
+        "conditional": [
+            round(reached[step + 1] / max(1, reached[step]), 3) for step in range(num_steps)
+        ],
+        "lookup_baseline": round(sum(baseline) / len(baseline), 3),
+        "outputs": len(outputs),
+        "verifies": len(flat),
+        "loop_share": _loop_share(every),
+    }
+
+
+def _loop_share(outputs: list[Output]) -> float:
+    return round(sum(map(is_looping, outputs)) / max(1, len(outputs)), 3)
+
+
+def _interval(counts: list[list[int]], draws: int = 1000) -> tuple[float, float]:
+    """95 % bootstrap interval of the acceptance length, outputs drawn with replacement."""
+    rng = random.Random(0)
+    totals = [(sum(row), len(row)) for row in counts]
+    means = []
+    for _ in range(draws):
+        sample = rng.choices(totals, k=len(totals))
+        means.append(1 + sum(s for s, _ in sample) / sum(n for _, n in sample))
+    means.sort()
+    return means[int(0.025 * draws)], means[int(0.975 * draws)]

@@ -1,0 +1,73 @@
+"""Shards of self-generated conversations as padded batches, in an order fixed by seed and pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from sglang_ascend.training.conversation import FORCED
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One conversation: tokens int64 [n], trained bool [n], hidden bf16 [n, hidden_size]."""
+
+    tokens: Tensor
+    trained: Tensor
+    hidden: Tensor
+
+
+def load_shards(paths: list[Path]) -> list[Sequence]:
+    """All conversations of `paths`; `trained` marks the tokens that the model itself wrote."""
+    sequences = []
+    for path in paths:
+        shard = load_file(path)
+        lengths = shard["lengths"].tolist()
+        parts = zip(
+            shard["tokens"].long().split(lengths),
+            (shard["roles"] != FORCED).split(lengths),
+            shard["hidden"].split(lengths),
+            strict=True,
+        )
+        sequences += [Sequence(*part) for part in parts]
+    return sequences
+
+
+def frequent_tokens(sequences: list[Sequence], count: int, vocab_size: int) -> Tensor:
+    """Sorted int64 ids of the `count` most frequent tokens."""
+    totals = torch.zeros(vocab_size, dtype=torch.long)
+    for sequence in sequences:
+        totals += torch.bincount(sequence.tokens, minlength=vocab_size)
+    return totals.topk(min(count, vocab_size)).indices.sort().values
+
+
+def pass_order(sequences: list[Sequence], tokens_per_batch: int, seed: int) -> list[list[int]]:
+    """Batches of sequence indices for one pass: similar lengths together, batches shuffled."""
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.rand(len(sequences), generator=generator) * 24
+    lengths = torch.tensor([len(sequence.tokens) for sequence in sequences])
+    batches: list[list[int]] = [[]]
+    for index in (lengths + noise).argsort().tolist():
+        width = max(int(lengths[i]) for i in [*batches[-1], index])
+        if batches[-1] and width * (len(batches[-1]) + 1) > tokens_per_batch:
+            batches.append([])
+        batches[-1].append(index)
+    order = torch.randperm(len(batches), generator=generator).tolist()
+    return [batches[i] for i in order]
+
+
+def collate(sequences: list[Sequence], min_position: int) -> tuple[Tensor, Tensor, tuple]:
+    """Right-padded (tokens, hidden fp32, rows); rows index the positions whose next token is
+    trained, as `loss.chain_loss` takes them."""
+    pad = torch.nn.utils.rnn.pad_sequence
+    tokens = pad([sequence.tokens for sequence in sequences], batch_first=True)
+    hidden = pad([sequence.hidden.float() for sequence in sequences], batch_first=True)
+    trained = pad([sequence.trained for sequence in sequences], batch_first=True)
+    trained[:, : min_position + 1] = False
+    sequence, following = trained.nonzero(as_tuple=True)
+    return tokens, hidden, (sequence, following - 1)

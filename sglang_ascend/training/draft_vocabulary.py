@@ -1,0 +1,35 @@
+"""The draft vocabulary of a trained layer: the tokens that its training data uses most."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from sglang_ascend.speculative.vocabulary import FILE_NAME
+
+
+def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int) -> list[int]:
+    """`size` ascending ids: the special ones, then the most frequent tokens of the shards in
+    `data`, then low ids, which a byte-pair tokenizer gives to its most frequent tokens.
+
+    Raises:
+        FileNotFoundError: no shard in `data`.
+    """
+    paths = sorted(data.glob("*.safetensors"))
+    if not paths:
+        raise FileNotFoundError(f"{data} holds no shard: run `generate` first.")
+    counts = torch.zeros(vocab_size, dtype=torch.float64)
+    for path in paths:
+        counts += torch.bincount(load_file(path)["tokens"].long(), minlength=vocab_size)
+    # Ties, above all among tokens never seen, go to the lower id.
+    counts -= torch.arange(vocab_size, dtype=torch.float64) / (2 * vocab_size)
+    counts[special_ids] = float("inf")
+    return sorted(counts.topk(min(size, vocab_size)).indices.tolist())
+
+
+def write_draft_vocabulary(folder: Path, token_ids: list[int]) -> None:
+    """Writes the file that `speculative.vocabulary.read_draft_vocabulary` reads."""
+    (folder / FILE_NAME).write_text(json.dumps({"token_ids": token_ids}) + "\n")

@@ -1,0 +1,103 @@
+"""What every trainable MTP layer offers, and the attention rule of its recursion.
+
+`loss`, `trainer` and `acceptance` use only this; `mtp_mimo` and `deepseek` implement it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class ChainCache:
+    """Keys and values of the steps done so far, for one batch of sequences.
+
+    `steps[j]` holds what the layer stored in step j + 1: any tuple of tensors whose dimension 1
+    is the slot. A layer appends exactly one entry per `forward`; `step` is the next one's number.
+    """
+
+    steps: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        """Number, from 1, of the step that the next `forward` computes."""
+        return len(self.steps) + 1
+
+
+def chain_mask(num_slots: int, step: int, device: torch.device | str = "cpu") -> Tensor:
+    """Which keys the queries of `step` may see: bool [num_slots, step * num_slots].
+
+    Keys are concatenated by step, oldest first. Slot i's query sees the step-1 keys of slots
+    0..i and, of each step 2..`step`, only slot i's own key: when the chain that starts at slot i
+    is drafted, all earlier slots hold step-1 keys, computed from the target's hiddens.
+    """
+    causal = torch.ones(num_slots, num_slots, dtype=torch.bool, device=device).tril()
+    own = torch.eye(num_slots, dtype=torch.bool, device=device)
+    return torch.cat([causal] + [own] * (step - 1), 1)
+
+
+class MTPLayer(Protocol):
+    """A trainable MTP layer, without embedding and head (the target's, frozen).
+
+    Slot i of a sequence pairs the hidden at position i with the embedding of token i + 1 and
+    predicts token i + 2. In step k (from 1) slot i sits at position i + k - 1, takes the
+    embedding of token i + k and predicts token i + k + 1; its hidden input is the target's hidden
+    (after the final norm) at position i in step 1, the layer's own output of step k - 1 later.
+    """
+
+    def forward(
+        self, hidden: Tensor, embeddings: Tensor, positions: Tensor, cache: ChainCache
+    ) -> Tensor:
+        """One step for every slot of every sequence.
+
+        Args:
+            hidden: [batch, slots, hidden_size], the target's or the previous step's output.
+            embeddings: [batch, slots, hidden_size], of the tokens named above.
+            positions: int64 [slots], rotary positions of this step.
+            cache: keys and values of the earlier steps; receives this step's.
+
+        Returns:
+            [batch, slots, hidden_size] after the layer's last norm: input of the head and of the
+            next step. Queries attend by `chain_mask(slots, cache.step)`; sequences in a batch are
+            right-padded, which a causal mask makes harmless.
+        """
+        ...
+
+    def __call__(
+        self, hidden: Tensor, embeddings: Tensor, positions: Tensor, cache: ChainCache
+    ) -> Tensor: ...
+
+    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+
+def run_chain(
+    layer: MTPLayer, hidden: Tensor, tokens: Tensor, embedding: Tensor, num_steps: int
+) -> list[Tensor]:
+    """Teacher-forced recursion over whole sequences.
+
+    Args:
+        hidden: [batch, length, hidden_size], the target's hidden at every position.
+        tokens: int64 [batch, length].
+        embedding: [vocabulary, hidden_size].
+
+    Returns:
+        per step k (from 1) the outputs [batch, length - 1, hidden_size]; slot i of step k predicts
+        token i + k + 1. Slots with i + k >= length saw a padding token: leave them out.
+    """
+    num_slots = tokens.shape[1] - 1
+    padded = torch.nn.functional.pad(tokens, (0, num_steps))
+    cache, outputs, state = ChainCache(), [], hidden[:, :num_slots]
+    slots = torch.arange(num_slots, device=tokens.device)
+    for step in range(1, num_steps + 1):
+        inputs = embedding[padded[:, step : step + num_slots]]
+        state = layer(state, inputs, slots + step - 1, cache)
+        outputs.append(state)
+    return outputs

@@ -1,0 +1,211 @@
+"""The training loop of an MTP layer on a frozen target: batches, optimizer, average, resume."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tqdm import tqdm
+
+from sglang_ascend.training.data import (
+    Sequence,
+    collate,
+    frequent_tokens,
+    load_shards,
+    pass_order,
+)
+from sglang_ascend.training.interface import run_chain
+from sglang_ascend.training.loss import LossConfig, chain_loss
+from sglang_ascend.training.nano_muon import Muon
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train. A pass goes once over the shards that lie in the data folder as it begins."""
+
+    max_steps: int = 1000
+    tokens_per_batch: int = 2048
+    learning_rate: float = 2e-3
+    muon_rate: float = 0.02  # of the matrices, by Muon; 0 gives them to AdamW too
+    norm_rate_factor: float = 3.0  # the norms' few weights travel far from their start
+    warmup_steps: int = 20
+    decay_share: float = 0.3
+    weight_decay: float = 0.01
+    average_decay: float = 0.98
+    loss_vocabulary: int = 4096
+    checkpoint_steps: int = 20
+    seed: int = 0
+
+
+class Trainer:
+    """Trains `layer` on shards; every state it needs to go on lies in its checkpoint folder."""
+
+    def __init__(
+        self,
+        layer: torch.nn.Module,
+        embedding: Tensor,
+        head: Tensor,
+        data: Path,
+        out: Path,
+        config: TrainConfig,
+        loss: LossConfig,
+    ) -> None:
+        self.layer, self.embedding, self.head = layer, embedding, head
+        self.data, self.out = data, out
+        self.config, self.loss = config, loss
+        self.optimizers = _optimizers(layer, config)
+        self.average = {name: value.detach().clone() for name, value in layer.named_parameters()}
+        self.step = self.pass_number = self.batch_number = 0
+        self.shards: list[str] = []
+        out.mkdir(parents=True, exist_ok=True)
+
+    def run(self) -> None:
+        """Trains to `max_steps`, from the checkpoint in the folder if there is one."""
+        if self._restore():
+            self._begin_pass(self.shards)
+        else:
+            self._begin_pass(self._present_shards())
+        with tqdm(total=self.config.max_steps, initial=self.step, unit="step") as bar:
+            while self.step < self.config.max_steps:
+                if self.batch_number == len(self.batches):
+                    self.pass_number, self.batch_number = self.pass_number + 1, 0
+                    self._begin_pass(self._present_shards())
+                losses, num_rows = self._train_step()
+                bar.set_postfix_str(" ".join(f"{value:.3f}" for value in losses))
+                bar.update()
+                self._log(losses, num_rows)
+                if self.step % self.config.checkpoint_steps == 0:
+                    self._save()
+        self._save()
+
+    def _present_shards(self) -> list[str]:
+        names = sorted(path.name for path in self.data.glob("*.safetensors"))
+        if not names:
+            raise FileNotFoundError(f"{self.data} holds no shard: run `generate` first.")
+        return names
+
+    def _begin_pass(self, shards: list[str]) -> None:
+        if shards != self.shards or not hasattr(self, "sequences"):
+            self.sequences: list[Sequence] = load_shards([self.data / name for name in shards])
+        self.shards = shards
+        seed = self.config.seed * 1000 + self.pass_number
+        self.batches = pass_order(self.sequences, self.config.tokens_per_batch, seed)
+        self.frequent = frequent_tokens(self.sequences, self.config.loss_vocabulary, len(self.head))
+
+    def _train_step(self) -> tuple[list[float], int]:
+        batch = [self.sequences[i] for i in self.batches[self.batch_number]]
+        tokens, hidden, rows = collate(batch, self.loss.num_steps)
+        vocabulary = torch.cat([self.frequent, tokens[rows[0], rows[1] + 1]]).unique()
+        head = self.head[vocabulary]
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak"] * self._rate()
+        outputs = run_chain(self.layer, hidden, tokens, self.embedding, self.loss.num_steps)
+        total, losses = chain_loss(outputs, hidden, tokens, rows, head, vocabulary, self.loss)
+        total.backward()
+        torch.nn.utils.clip_grad_norm_(self.layer.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.step, self.batch_number = self.step + 1, self.batch_number + 1
+        decay = min(self.config.average_decay, self.step / (self.step + 10))
+        for name, value in self.layer.named_parameters():
+            self.average[name].lerp_(value.detach(), 1 - decay)
+        return losses, len(rows[0])
+
+    def _rate(self) -> float:
+        """Linear warm-up, constant, then linear to zero over the last `decay_share` of the steps:
+        a run can be prolonged by a larger `max_steps` without having decayed too early."""
+        config = self.config
+        warmup = (self.step + 1) / config.warmup_steps
+        decay = (config.max_steps - self.step) / (config.decay_share * config.max_steps)
+        return min(1.0, warmup, decay)
+
+    def _log(self, losses: list[float], num_rows: int) -> None:
+        line = {
+            "step": self.step,
+            "pass": self.pass_number,
+            "sequences": len(self.sequences),
+            "rows": num_rows,
+            "losses": [round(value, 4) for value in losses],
+            "time": round(time.time(), 1),
+        }
+        with (self.out / "log.jsonl").open("a") as log:
+            log.write(json.dumps(line) + "\n")
+
+    def _save(self) -> None:
+        """Writes everything to one safetensors file, atomically."""
+        tensors = {f"layer.{k}": v.detach() for k, v in self.layer.named_parameters()}
+        tensors |= {f"average.{k}": v for k, v in self.average.items()}
+        for name, parameter in self.layer.named_parameters():
+            for key, value in self._state_of(parameter).items():
+                tensors[f"optimizer.{name}.{key}"] = value
+        progress = {
+            "step": self.step,
+            "pass_number": self.pass_number,
+            "batch_number": self.batch_number,
+            "shards": self.shards,
+            "config": asdict(self.config),
+            "loss": asdict(self.loss),
+        }
+        part = self.out / "checkpoint.part"
+        save_file(tensors, part, metadata={"progress": json.dumps(progress)})
+        part.rename(self.out / "checkpoint.safetensors")
+
+    def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The mutable state that this parameter's optimizer keeps of it."""
+        for optimizer in self.optimizers:
+            if any(parameter is p for group in optimizer.param_groups for p in group["params"]):
+                return optimizer.state[parameter]
+        raise KeyError("parameter without optimizer")
+
+    def _restore(self) -> bool:
+        path = self.out / "checkpoint.safetensors"
+        if not path.exists():
+            return False
+        with safe_open(path, "pt") as file:
+            progress = json.loads(file.metadata()["progress"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        for name, parameter in self.layer.named_parameters():
+            parameter.data.copy_(tensors[f"layer.{name}"])
+            self.average[name].copy_(tensors[f"average.{name}"])
+            start = f"optimizer.{name}."
+            for key, value in tensors.items():
+                if key.startswith(start):
+                    self._state_of(parameter)[key.removeprefix(start)] = value
+        self.step = progress["step"]
+        self.pass_number = progress["pass_number"]
+        self.batch_number = progress["batch_number"]
+        self.shards = progress["shards"]
+        return True
+
+
+def read_average(checkpoint: Path) -> dict[str, Tensor]:
+    """The moving average of the weights in a trainer's checkpoint: what is evaluated, exported."""
+    with safe_open(checkpoint, "pt") as file:
+        names = [key for key in file.keys() if key.startswith("average.")]  # noqa: SIM118
+        return {name.removeprefix("average."): file.get_tensor(name) for name in names}
+
+
+def _optimizers(layer: torch.nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
+    matrices = [p for p in layer.parameters() if p.dim() >= 2]
+    vectors = [p for p in layer.parameters() if p.dim() < 2]
+    rate, decay = config.learning_rate, config.weight_decay
+    groups = [{"params": vectors, "peak": rate * config.norm_rate_factor, "weight_decay": 0.0}]
+    if not config.muon_rate:
+        groups.append({"params": matrices, "peak": rate, "weight_decay": decay})
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95)),
+    ]
+    if config.muon_rate:
+        muon = Muon(matrices, lr=config.muon_rate, momentum=0.95, weight_decay=decay)
+        muon.param_groups[0]["peak"] = config.muon_rate
+        optimizers.append(muon)
+    return optimizers

@@ -1,0 +1,97 @@
+"""The committed nano-deepseek keeps its promises: small, telling dimensions, drafts that help."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from sglang_ascend.models import nano_deepseek
+from sglang_ascend.models.nano_deepseek import ARTIFACT
+from sglang_ascend.training.nano_checkpoint import load_checkpoint
+from sglang_ascend.training.nano_config import NanoConfig
+from sglang_ascend.training.nano_evaluate import acceptance_table, question_prompts
+from sglang_ascend.training.nano_train import new_layer
+
+DATA = Path(__file__).parents[1] / "data"
+QUESTIONS = 64
+PROMISED_ACCEPTANCE = 2.2
+
+
+def test_it_is_small_enough_to_commit() -> None:
+    assert sum(path.stat().st_size for path in ARTIFACT.iterdir()) <= 20_000_000
+
+
+def test_no_two_attention_dimensions_coincide() -> None:
+    config = json.loads((ARTIFACT / "config.json").read_text())
+    qk = config["qk_nope_head_dim"] + config["qk_rope_head_dim"]
+    sizes = [
+        config[name]
+        for name in (
+            "q_lora_rank",
+            "kv_lora_rank",
+            "qk_nope_head_dim",
+            "qk_rope_head_dim",
+            "v_head_dim",
+            "hidden_size",
+        )
+    ]
+    latent = config["kv_lora_rank"] + config["qk_rope_head_dim"]
+    assert len({*sizes, qk, latent}) == len(sizes) + 2
+
+
+def test_its_config_is_the_training_models() -> None:
+    assert json.loads((ARTIFACT / "config.json").read_text()) == NanoConfig().to_checkpoint()
+
+
+def test_weights_are_bf16_and_finite_and_the_router_bias_fp32() -> None:
+    with safe_open(ARTIFACT / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            tensor = file.get_tensor(name)
+            bias = name.endswith("e_score_correction_bias")
+            assert tensor.dtype == (torch.float32 if bias else torch.bfloat16), name
+            assert tensor.isfinite().all(), name
+
+
+def test_its_provenance_names_text_licences_commands_seeds_and_losses() -> None:
+    record = json.loads((ARTIFACT / "provenance.json").read_text())
+    assert all(part["licence"] and part["bytes"] for part in record["corpus"])
+    assert all(
+        record[key] for key in ("commands", "versions", "seeds", "target", "nextn", "acceptance")
+    )
+
+
+def test_build_writes_a_whole_checkpoint(tmp_path: Path) -> None:
+    nano_deepseek.build(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(nano_deepseek.FILES)
+
+
+def test_a_missing_file_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nano_deepseek, "ARTIFACT", tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"lacks model\.safetensors.*nano-deepseek\.sh"):
+        nano_deepseek.build(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def maths_prompts() -> dict[str, list[list[int]]]:
+    domain, prompts = question_prompts(ARTIFACT, DATA / "heldout_maths.json")
+    return {domain: prompts[:QUESTIONS]}
+
+
+def test_drafts_help_on_unseen_maths_questions(maths_prompts: dict) -> None:
+    model, layer = load_checkpoint(ARTIFACT)
+    report, _ = acceptance_table(model, layer, maths_prompts, temperature=0.0)
+    figures = report["maths"]
+    assert figures["outputs"] > QUESTIONS / 2  # loops are left out; they would flatter any draft
+    assert figures["acceptance_length"] >= PROMISED_ACCEPTANCE
+    assert figures["acceptance_length"] > figures["lookup_baseline"]
+
+
+def test_an_untrained_layer_does_not_help(maths_prompts: dict) -> None:
+    model, _ = load_checkpoint(ARTIFACT)
+    layer = new_layer(model.config, model.model.norm.weight, seed=0)
+    report, _ = acceptance_table(model, layer, maths_prompts, temperature=0.0)
+    assert report["maths"]["acceptance_length"] < 1.2
