@@ -1,0 +1,87 @@
+"""The command `sglang-ascend`; its help loads neither torch nor SGLang, each command its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sglang_ascend import __version__
+from sglang_ascend.training.cli import app as training_app
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help=(
+        "MTP speculative decoding for SGLang, on Ascend NPUs and on any CPU.\n\n"
+        "Serving itself is SGLang's own command:\n\n"
+        "`python -m sglang.launch_server --model-path $(sglang-ascend model-path smollm2-mtp) "
+        "--speculative-algorithm MTP`"
+    ),
+)
+app.add_typer(training_app, name="train")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"sglang-ascend {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON, for a script or a bug report.")
+    ] = False,
+) -> None:
+    """Say what is installed, what SGLang chose, what is in place, and what is off.
+
+    Loads SGLang's plugins as a server does, so it takes as long as `import sglang`. The exit code
+    is 1 when there is a problem; each is printed as one sentence with its remedy.
+
+    Example: `sglang-ascend doctor --json > doctor.json`
+    """
+    from rich.console import Console
+
+    from sglang_ascend.plugin.doctor import examine
+
+    with Console(stderr=True).status("loading SGLang and its plugins"):
+        report = examine()
+    if as_json:
+        typer.echo(report.to_json())
+    else:
+        report.print(Console())
+    raise typer.Exit(1 if report.problems else 0)
+
+
+@app.command()
+def model_path(
+    name: Annotated[str, typer.Argument(help="A model of this package, such as `smollm2-mtp`.")],
+) -> None:
+    """Print the folder of a ready checkpoint, building it on first use.
+
+    The folder is all that `--model-path` takes, here or on CUDA; nothing else goes to stdout.
+
+    Example: `ls $(sglang-ascend model-path nano-deepseek)`
+    """
+    from sglang_ascend.models import catalog
+
+    try:
+        folder = catalog.model_path(name)
+    except (ValueError, OSError) as error:
+        typer.echo(f"sglang-ascend: {error}", err=True)
+        raise typer.Exit(2) from None
+    typer.echo(folder)

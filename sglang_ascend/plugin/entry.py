@@ -1,0 +1,44 @@
+"""The two entry points that SGLang calls; read this to see everything the plugin adds."""
+
+from __future__ import annotations
+
+from sglang_ascend.plugin.errors import StartupRefused
+
+
+def activate() -> str | None:
+    """Platform entry point: the CPU platform where there is no accelerator, else SGLang's own.
+
+    An out-of-tree platform on a real NPU would switch off half of SGLang's Ascend path.
+    """
+    from sglang_ascend.plugin.compat import version_problem
+    from sglang_ascend.plugin.device import serves_on_cpu
+
+    # `import sglang` already asks: it must go on, and register() then refuses with a sentence.
+    if version_problem() is not None:
+        return None
+    return "sglang_ascend.plugin.platform.EmulationPlatform" if serves_on_cpu() else None
+
+
+def register() -> None:
+    """General entry point. Raises StartupRefused: SGLang would log anything else and go on."""
+    try:
+        _register()
+    except Exception as error:
+        raise StartupRefused(
+            f"registration failed ({type(error).__name__}: {error}): "
+            "run 'sglang-ascend doctor' to see what SGLang lacks."
+        ) from error
+
+
+def _register() -> None:
+    from sglang_ascend.plugin.compat import require_supported_versions
+
+    require_supported_versions()
+
+    from sglang_ascend.plugin.attention_backend import register_attention
+    from sglang_ascend.plugin.hooks import register_hooks
+    from sglang_ascend.plugin.mtp_algorithm import register_mtp
+
+    register_mtp()
+    register_attention()
+    register_hooks()

@@ -1,0 +1,141 @@
+"""The ledger of hooks: what each changes in SGLang, why, and when it can go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_ascend.plugin import replacements, request_checks, startup_checks
+from sglang_ascend.plugin.device import serves_on_cpu
+from sglang_ascend.plugin.errors import StartupRefused
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One changed SGLang function. ``patch`` names the diff in patches/ that retires it."""
+
+    target: str
+    replacement: Callable[..., Any]
+    why: str
+    upstream: str
+    delete_when: str
+    patch: str
+    kind: HookType = HookType.REPLACE
+
+
+_ALLOCATION = "sglang.srt.mem_cache.allocation"
+_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang"
+
+# On every device.
+COMMON_HOOKS = (
+    Hook(
+        target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
+        replacement=request_checks.refuse_unknown_token_ids,
+        why="one request with a token id outside the vocabulary ends the server",
+        upstream=f"{_UPSTREAM}/srt/managers/tokenizer_manager.py",
+        delete_when="core validates input_ids against the vocabulary",
+        patch="0011-validate-input-ids.patch",
+        kind=HookType.AROUND,
+    ),
+    Hook(
+        target="sglang.srt.sampling.sampling_params.SamplingParams.verify",
+        replacement=request_checks.refuse_unknown_stop_tokens,
+        why="a stop token id outside the vocabulary, with min_new_tokens, ends the server",
+        upstream=f"{_UPSTREAM}/srt/sampling/sampling_params.py",
+        delete_when="core validates stop_token_ids against the vocabulary",
+        patch="0012-validate-stop-token-ids.patch",
+        kind=HookType.AROUND,
+    ),
+    Hook(
+        target="sglang.srt.server_args.ServerArgs.resolve_once",
+        replacement=startup_checks.refuse_bad_checkpoint,
+        why="config.json is read, and fails with a traceback, before an algorithm is asked",
+        upstream=f"{_UPSTREAM}/srt/server_args.py",
+        delete_when="core asks a registered algorithm before it reads the model's config",
+        patch="0013-ask-algorithm-before-config.patch",
+        kind=HookType.BEFORE,
+    ),
+)
+
+# Each applies on the CPU only: CUDA and Ascend keep SGLang's own kernels.
+CPU_HOOKS = (
+    Hook(
+        target=f"{_ALLOCATION}.assign_req_to_token_pool_func",
+        replacement=replacements.assign_req_to_token_pool,
+        why="the KV reserve of a speculative step is written by a Triton kernel only",
+        upstream=f"{_UPSTREAM}/srt/mem_cache/allocation.py",
+        delete_when="core asks capabilities.supports_triton before launching it",
+        patch="0001-allocation-torch-path.patch",
+    ),
+    Hook(
+        target="sglang.kernels.ops.speculative.gather_spec_extras.gather_spec_extras",
+        replacement=replacements.gather_spec_extras,
+        why="the overlap relay is gathered by a Triton kernel only",
+        upstream=f"{_UPSTREAM}/kernels/ops/speculative/gather_spec_extras.py",
+        delete_when="the gather has a PyTorch path for devices without Triton",
+        patch="0002-gather-spec-extras-torch-path.patch",
+    ),
+    Hook(
+        target="sglang.srt.models.deepseek_v2.DeepseekV2ForCausalLM.set_embed_and_head",
+        replacement=replacements.set_embed_and_head,
+        why="sharing embedding and head with the NextN layer calls torch.cuda.synchronize",
+        upstream=f"{_UPSTREAM}/srt/models/deepseek_v2.py",
+        delete_when="it calls current_platform.synchronize, as mimo_mtp.py does",
+        patch="0003-deepseek-platform-synchronize.patch",
+    ),
+    Hook(
+        target=f"{_CONFIGURATOR}._build_ascend_mha_kv_pool",
+        replacement=replacements.build_mha_kv_pool,
+        why="backend name 'ascend' alone selects the torch_npu pool, whatever the device",
+        upstream=f"{_UPSTREAM}/srt/mem_cache/kv_cache_configurator.py",
+        delete_when="the branch also asks for an NPU",
+        patch="0004-ascend-pools-need-npu.patch",
+    ),
+    Hook(
+        target=f"{_CONFIGURATOR}._build_ascend_mla_kv_pool",
+        replacement=replacements.build_mla_kv_pool,
+        why="as above, for the latent (MLA) pool",
+        upstream=f"{_UPSTREAM}/srt/mem_cache/kv_cache_configurator.py",
+        delete_when="the branch also asks for an NPU",
+        patch="0004-ascend-pools-need-npu.patch",
+    ),
+)
+
+
+def active_hooks() -> tuple[Hook, ...]:
+    return COMMON_HOOKS + (CPU_HOOKS if serves_on_cpu() else ())
+
+
+def register_hooks() -> None:
+    for hook in active_hooks():
+        HookRegistry.register(hook.target, hook.replacement, hook.kind)
+
+
+def is_in_place(hook: Hook) -> bool:
+    """Applied (SGLang only logs a failed one), and not undone by another plugin: of several
+    replacements the last one wins, of wrappers each runs."""
+    of_this_kind = [
+        function
+        for kind, function, _ in HookRegistry._hooks.get(hook.target, ())
+        if kind is hook.kind
+    ]
+    effective = of_this_kind[-1:] if hook.kind is HookType.REPLACE else of_this_kind
+    return hook.target in HookRegistry._patched and hook.replacement in effective
+
+
+def missing_hooks() -> list[Hook]:
+    return [hook for hook in active_hooks() if not is_in_place(hook)]
+
+
+def require_hooks() -> None:
+    """Raises StartupRefused; called where SGLang first asks us something after applying hooks."""
+    missing = missing_hooks()
+    if missing:
+        raise StartupRefused(
+            f"hook {missing[0].target} could not be applied to SGLang "
+            f"({len(missing)} missing): run 'sglang-ascend doctor' and reinstall sglang==0.5.23."
+        )

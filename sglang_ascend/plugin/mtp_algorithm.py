@@ -1,0 +1,139 @@
+"""The "MTP" speculative algorithm: what the scheduler may assume, and the flags' defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+
+from sglang_ascend.plugin.device import serves_on_cpu
+from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.plugin.hooks import require_hooks
+from sglang_ascend.speculative.config import MTPConfig, MTPConfigError, resolve_config
+
+NAME = "MTP"
+
+
+class MTPAlgorithm(CustomSpecAlgo):
+    """Behaves as SGLang's EAGLE family: same draft state, same relay, same radix keys."""
+
+    def is_eagle(self) -> bool:
+        return True
+
+    def supports_mixed_chunk(self) -> bool:
+        return True
+
+    def supports_grammar_overlap(self) -> bool:
+        return True
+
+    # The three below are called by core but missing from CustomSpecAlgo in 0.5.23.
+    def need_topk(self) -> bool:
+        return True
+
+    def carries_draft_hidden_states(self) -> bool:
+        return True
+
+    def create_future_map(
+        self,
+        device: Any,
+        req_to_token_pool: Any,
+        needs_cpu_seq_lens: bool = True,
+        needs_confidence_relay: bool = False,
+    ) -> FutureMap:
+        return FutureMap(
+            device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay
+        )
+
+    def build_disagg_draft_input(self, batch: Any, last_tokens: Any, future_map: Any) -> Any:
+        from sglang.srt.speculative.eagle_disaggregation import build_eagle_disagg_draft_input
+
+        return build_eagle_disagg_draft_input(batch, last_tokens, future_map)
+
+    def handle_server_args(self, server_args: Any) -> None:
+        """Fills in what ``--speculative-algorithm MTP`` leaves open; never overrides a flag."""
+        config = _resolve(server_args)
+        server_args.speculative_num_steps = config.num_steps
+        server_args.speculative_eagle_topk = 1
+        server_args.speculative_num_draft_tokens = config.num_draft_tokens
+        if server_args.speculative_draft_model_path is None:
+            server_args.speculative_draft_model_path = server_args.model_path
+            server_args.speculative_draft_model_revision = server_args.revision
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = 48
+
+
+def register_mtp() -> None:
+    @SpeculativeAlgorithm.register(
+        NAME,
+        supports_overlap=True,
+        validate_server_args=validate_server_args,
+        spec_class=MTPAlgorithm,
+    )
+    def worker_class(server_args: Any) -> type:
+        """On CUDA and Ascend SGLang's EAGLE worker runs the chain with its device kernels."""
+        if serves_on_cpu():
+            from sglang_ascend.plugin.mtp_worker import MTPWorker
+
+            return MTPWorker
+        from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+        return EAGLEWorkerV2
+
+
+def validate_server_args(server_args: Any) -> None:
+    """Refuses what MTP cannot serve, before any weight is read. Raises StartupRefused."""
+    require_hooks()
+    _resolve(server_args)
+    unsupported = _unsupported_flags(server_args)
+    if serves_on_cpu():
+        unsupported |= _unsupported_on_cpu(server_args)
+    for flag, given in unsupported.items():
+        if given:
+            raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")
+
+
+def _resolve(server_args: Any) -> MTPConfig:
+    try:
+        return resolve_config(
+            server_args.speculative_num_steps,
+            server_args.speculative_eagle_topk,
+            server_args.speculative_num_draft_tokens,
+        )
+    except MTPConfigError as error:
+        raise StartupRefused(str(error)) from None
+
+
+def _unsupported_flags(server_args: Any) -> dict[str, bool]:
+    """Flags that would change tokens or be ignored; each is refused rather than dropped."""
+    return {
+        "--pp-size above 1": server_args.pp_size > 1,
+        # SGLang has already turned the flag into the size.
+        "--attn-dp-size above 1 (or --enable-dp-attention)": server_args.attn_dp_size > 1,
+        "--enable-multi-layer-eagle": bool(server_args.enable_multi_layer_eagle),
+        "--speculative-adaptive": bool(server_args.speculative_adaptive),
+        "--speculative-token-map": server_args.speculative_token_map is not None,
+        "--speculative-use-rejection-sampling": bool(
+            server_args.speculative_use_rejection_sampling
+        ),
+        "--speculative-accept-threshold-single below 1": (
+            server_args.speculative_accept_threshold_single != 1.0
+        ),
+        "--speculative-accept-threshold-acc below 1": (
+            server_args.speculative_accept_threshold_acc != 1.0
+        ),
+    }
+
+
+def _unsupported_on_cpu(server_args: Any) -> dict[str, bool]:
+    """SGLang's other CPU backends verify no chain, and the draft layer's is always ours."""
+    backends = {
+        "--attention-backend": server_args.attention_backend,
+        "--prefill-attention-backend": server_args.prefill_attention_backend,
+        "--decode-attention-backend": server_args.decode_attention_backend,
+        "--speculative-draft-attention-backend": server_args.speculative_draft_attention_backend,
+    }
+    return {f"{flag} {name}": name not in (None, "ascend") for flag, name in backends.items()} | {
+        "--speculative-draft-window-size": server_args.speculative_draft_window_size is not None
+    }

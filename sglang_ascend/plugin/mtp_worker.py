@@ -1,0 +1,97 @@
+"""SGLang's speculative worker slot: a ScheduleBatch in, one speculative step, a result out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import get_device, get_schedule, get_spec
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import get_plan_stream
+
+from sglang_ascend.plugin.mtp_draft import MTPDraftWorker
+from sglang_ascend.plugin.mtp_forwards import BatchForwards
+from sglang_ascend.speculative.step import DraftSeed, StepResult, speculative_step
+
+
+class MTPWorker(EAGLEWorkerV2):
+    """Prefill as SGLang's EAGLE worker has it; decode is ``speculative.step.speculative_step``."""
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
+    ) -> None:
+        # EAGLEWorkerV2.__init__ names its own draft worker class, so it is not called.
+        BaseSpecWorker.__init__(self)
+        self.server_args = server_args
+        self.gpu_id = gpu_id
+        self.device = get_device().device
+        self.page_size = get_schedule().page_size
+        self.topk = get_spec().speculative_eagle_topk
+        self.speculative_num_steps = get_spec().speculative_num_steps
+        self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
+        self.speculative_algorithm = SpeculativeAlgorithm.from_string(
+            get_spec().speculative_algorithm
+        )
+        self.enable_dp_spec_prefill_coordination = False
+        self.adaptive_controller = None
+        self.plan_stream, self.plan_stream_ctx = get_plan_stream(self.device)
+        self._target_worker = target_worker
+        self._draft_worker = MTPDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        grammar_barrier: Any = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
+        forwards = BatchForwards(self, batch, on_publish, grammar_barrier)
+        result = speculative_step(
+            _seed_of(batch.spec_info), batch.seq_lens, self.speculative_num_steps, forwards
+        )
+        if batch.return_logprob:
+            compute_spec_logprobs(
+                batch,
+                forwards.logits_output,
+                result.sampled.reshape(-1),
+                accept_index=result.accept_index,
+            )
+        return self._batch_result(result, forwards)
+
+    def _batch_result(self, result: StepResult, forwards: BatchForwards) -> GenerationBatchResult:
+        seed = result.seed
+        return GenerationBatchResult(
+            logits_output=forwards.logits_output,
+            next_token_ids=result.sampled.reshape(-1).to(torch.int32),
+            can_run_cuda_graph=False,
+            speculative_num_draft_tokens=self.speculative_num_draft_tokens,
+            next_draft_input=EagleDraftInput(
+                topk_p=torch.ones_like(seed.first_tokens[:, None], dtype=torch.float32),
+                topk_index=seed.first_tokens[:, None],
+                hidden_states=seed.hidden_states,
+                bonus_tokens=seed.bonus_tokens.to(torch.int32),
+            ),
+            accept_lens=result.accept_lens,
+            accept_index=result.accept_index,
+            new_seq_lens=result.new_seq_lens,
+            # The scheduler keeps these alive while the step may still be running.
+            extra_keep_alive_refs=forwards.keep_alive,
+        )
+
+
+def _seed_of(draft_input: EagleDraftInput) -> DraftSeed:
+    return DraftSeed(
+        bonus_tokens=draft_input.bonus_tokens,
+        first_tokens=draft_input.topk_index[:, 0],
+        hidden_states=draft_input.hidden_states,
+    )

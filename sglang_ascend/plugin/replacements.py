@@ -1,0 +1,73 @@
+"""PyTorch bodies for SGLang functions whose only body is a Triton or CUDA kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def assign_req_to_token_pool(
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    batch_size: int,
+) -> None:
+    """Writes ``out_cache_loc`` into positions [start, end) of each request's row."""
+    lengths = (end_offset - start_offset).long()
+    rows = req_pool_indices.long().repeat_interleave(lengths)
+    first = lengths.cumsum(0) - lengths
+    within = torch.arange(len(rows), device=rows.device) - first.repeat_interleave(lengths)
+    columns = start_offset.long().repeat_interleave(lengths) + within
+    req_to_token[rows, columns] = out_cache_loc[: len(rows)].to(req_to_token.dtype)
+
+
+def gather_spec_extras(
+    indices: torch.Tensor,
+    topk_p_buf: torch.Tensor,
+    topk_index_buf: torch.Tensor,
+    output_tokens_buf: torch.Tensor,
+    hidden_states_buf: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """One row per request of every relay buffer."""
+    rows = indices.long()
+    hidden_states = None if hidden_states_buf is None else hidden_states_buf[rows]
+    return topk_p_buf[rows], topk_index_buf[rows], output_tokens_buf[rows], hidden_states
+
+
+def set_embed_and_head(self: Any, embed: torch.Tensor, head: torch.Tensor) -> None:
+    """Shares the target's embedding and head with the MTP layer."""
+    from sglang.srt.platforms import current_platform
+
+    del self.model.embed_tokens.weight
+    del self.lm_head.weight
+    self.model.embed_tokens.weight = embed
+    self.lm_head.weight = head
+    current_platform.empty_cache()
+    current_platform.synchronize()
+
+
+def build_mha_kv_pool(self: Any, *, max_total_num_tokens: int) -> Any:
+    """The device-neutral pool; the Ascend one writes through torch_npu."""
+    from sglang_ascend.plugin.pools import EmulationMHAPool
+
+    return self._build_mha_kv_pool(
+        max_total_num_tokens=max_total_num_tokens,
+        mha_pool_class=EmulationMHAPool,
+        quant_method=None,
+    )
+
+
+def build_mla_kv_pool(self: Any, *, max_total_num_tokens: int, is_dsa_model: bool) -> Any:
+    """The device-neutral latent pool; sparse attention (DSA) has no CPU path."""
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    if is_dsa_model:
+        raise ValueError(
+            "DeepSeek sparse attention is not served on CPU: choose a dense MLA model."
+        )
+    return self._build_mla_kv_pool(
+        max_total_num_tokens=max_total_num_tokens, mla_pool_class=MLATokenToKVPool
+    )

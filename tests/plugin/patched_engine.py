@@ -1,0 +1,50 @@
+"""Prints what MTP generates: `ours`, or `bare` without any hook or workaround of this package.
+
+Run by test_patched_sglang.py. `bare` needs an SGLang with every patch of patches/ applied. The
+processes that the engine spawns run this file up to the last lines, so they are bare too.
+"""
+
+import json
+import sys
+
+import sglang
+
+from sglang_ascend.plugin import attention_backend, hooks, mtp_algorithm, mtp_worker, platform
+
+MODEL, KIND = sys.argv[1:3]
+PROMPTS = [[5, 6, 7, 8], [9, 3], list(range(1, 40))]
+
+
+def without_workarounds() -> None:
+    hooks.COMMON_HOOKS = hooks.CPU_HOOKS = ()
+    attention_backend._always_absorb_mla = lambda: None
+    for name in ("get_device", "get_kv_pool_cls"):
+        delattr(platform.EmulationPlatform, name)
+    for name in ("need_topk", "carries_draft_hidden_states", "create_future_map"):
+        delattr(mtp_algorithm.MTPAlgorithm, name)
+    del mtp_worker.MTPWorker.__init__
+    mtp_worker.MTPWorker.draft_worker_cls = mtp_worker.MTPDraftWorker
+
+
+def no_defaults(self: object, server_args: object) -> None:
+    """In place of the platform's: core must find the attention backend by itself."""
+
+
+if KIND == "bare":
+    without_workarounds()
+    platform.EmulationPlatform.apply_server_args_defaults = no_defaults
+
+if __name__ == "__main__":
+    engine = sglang.Engine(
+        model_path=MODEL,
+        speculative_algorithm="MTP",
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_total_tokens=4096,
+        max_running_requests=4,
+        log_level="error",
+    )
+    sampling = {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+    outputs = engine.generate(input_ids=PROMPTS, sampling_params=sampling)
+    print(json.dumps([output["output_ids"] for output in outputs]))
+    engine.shutdown()

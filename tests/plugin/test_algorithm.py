@@ -1,0 +1,177 @@
+"""`--speculative-algorithm MTP` alone is enough, every default can be set, nothing is dropped.
+
+The arguments go through SGLang's own parser and resolution, as `launch_server` runs them. What MTP
+cannot serve is refused there, in one sentence that names the flag, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sglang_ascend.plugin.errors import StartupRefused
+
+pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
+
+ALONE = {
+    "attention_backend": "ascend",
+    "device": "cpu",
+    "disable_overlap_schedule": False,
+    "max_running_requests": 48,
+    "max_total_tokens": 65_536,
+    "sampling_backend": "pytorch",
+    "speculative_eagle_topk": 1,
+    "speculative_num_draft_tokens": 4,
+    "speculative_num_steps": 3,
+}
+
+OVERRIDES = [
+    ("--speculative-num-steps 1", {"speculative_num_steps": 1, "speculative_num_draft_tokens": 2}),
+    ("--speculative-num-steps 15", {"speculative_num_steps": 15}),
+    ("--speculative-num-draft-tokens 6", {"speculative_num_steps": 5}),
+    ("--speculative-eagle-topk 1", {"speculative_eagle_topk": 1, "speculative_num_steps": 3}),
+    ("--disable-overlap-schedule", {"disable_overlap_schedule": True}),
+    ("--max-running-requests 7", {"max_running_requests": 7}),
+    ("--max-total-tokens 2048", {"max_total_tokens": 2048}),
+    ("--attention-backend ascend", {"attention_backend": "ascend"}),
+    ("--page-size 16", {"page_size": 16, "speculative_num_steps": 3}),
+]
+
+# Flags beside --speculative-algorithm MTP, and what the refusal must name.
+REFUSED = [
+    ("--speculative-num-steps 0", "--speculative-num-steps"),
+    ("--speculative-num-steps -1", "--speculative-num-steps"),
+    ("--speculative-num-steps 16", "--speculative-num-steps"),
+    ("--speculative-num-draft-tokens 1", "--speculative-num-"),
+    ("--speculative-num-draft-tokens 17", "--speculative-num-"),
+    ("--speculative-eagle-topk 2", "--speculative-eagle-topk"),
+    ("--speculative-eagle-topk 0", "--speculative-eagle-topk"),
+    (
+        "--speculative-num-steps 3 --speculative-num-draft-tokens 3",
+        "--speculative-num-draft-tokens",
+    ),
+    ("--pp-size 2", "--pp-size"),
+    ("--tp-size 2 --dp-size 2 --enable-dp-attention", "--enable-dp-attention"),
+    ("--tp-size 2 --attn-dp-size 2", "--attn-dp-size"),
+    ("--enable-multi-layer-eagle", "--enable-multi-layer-eagle"),
+    ("--speculative-adaptive", "--speculative-adaptive"),
+    ("--speculative-token-map map.pt", "--speculative-token-map"),
+    ("--speculative-use-rejection-sampling", "--speculative-use-rejection-sampling"),
+    ("--speculative-accept-threshold-single 0.5", "--speculative-accept-threshold-single"),
+    ("--speculative-accept-threshold-acc 0.5", "--speculative-accept-threshold-acc"),
+    ("--attention-backend torch_native", "--attention-backend"),
+    ("--attention-backend intel_amx", "--attention-backend"),
+    ("--prefill-attention-backend torch_native", "--prefill-attention-backend"),
+    ("--decode-attention-backend torch_native", "--decode-attention-backend"),
+    ("--speculative-draft-attention-backend triton", "--speculative-draft-attention-backend"),
+    ("--speculative-draft-window-size 64", "--speculative-draft-window-size"),
+]
+
+
+def resolve(folder, flags: str):
+    from sglang.srt.server_args import prepare_server_args
+
+    common = ["--model-path", str(folder), "--skip-tokenizer-init"]
+    server_args = prepare_server_args([*common, *flags.split()])
+    server_args.resolve_once()
+    return server_args
+
+
+def resolved(server_args, name: str):
+    from sglang.srt.arg_groups.overrides import resolution_result
+
+    return resolution_result(server_args, name)
+
+
+def test_the_flag_alone_gets_every_default(tiny_mimo):
+    server_args = resolve(tiny_mimo, "--speculative-algorithm MTP")
+    expected = {**ALONE, "speculative_draft_model_path": str(tiny_mimo)}
+    assert {name: resolved(server_args, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("flags", "expected"), OVERRIDES, ids=[flags for flags, _ in OVERRIDES])
+def test_a_default_gives_way_to_the_flag_of_sglang(tiny_mimo, flags, expected):
+    server_args = resolve(tiny_mimo, f"--speculative-algorithm MTP {flags}")
+    assert {name: resolved(server_args, name) for name in expected} == expected
+
+
+def test_the_draft_path_gives_way_to_its_flag(tiny_mimo, tmp_path):
+    other = tmp_path / "other"
+    other.symlink_to(tiny_mimo)
+    flags = f"--speculative-algorithm MTP --speculative-draft-model-path {other}"
+    assert resolved(resolve(tiny_mimo, flags), "speculative_draft_model_path") == str(other)
+
+
+@pytest.mark.parametrize("name", ["mtp", "Mtp"])
+def test_the_name_is_case_insensitive_like_sglangs_own(tiny_mimo, name):
+    assert resolved(resolve(tiny_mimo, f"--speculative-algorithm {name}"), "speculative_num_steps")
+
+
+@pytest.mark.parametrize(("flags", "named"), REFUSED, ids=[flags for flags, _ in REFUSED])
+def test_what_mtp_cannot_serve_is_refused_in_one_sentence_that_names_the_flag(
+    tiny_mimo, flags, named
+):
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, f"--speculative-algorithm MTP {flags}")
+    assert_one_sentence(str(refusal.value), named)
+
+
+def assert_one_sentence(text: str, named: str) -> None:
+    assert text.startswith("sglang-ascend: ")
+    assert named in text
+    assert "\n" not in text
+    # A full stop ends the sentence; those inside 0.5.23 or a path are followed by no space.
+    assert re.findall(r"[.!?](?=\s)", text) == []
+
+
+def test_without_speculation_other_backends_are_left_alone(tiny_mimo):
+    """The platform names a default and overrules no flag. Core turns intel_amx into torch_native
+    where there is no AMX."""
+    for backend in ("torch_native", "intel_amx"):
+        server_args = resolve(tiny_mimo, f"--attention-backend {backend}")
+        assert resolved(server_args, "attention_backend") != "ascend"
+
+
+@pytest.mark.parametrize("filled_in", ["intel_amx", "torch_native"])
+def test_cores_default_for_any_cpu_is_replaced_by_ours(tiny_mimo, monkeypatch, filled_in):
+    """Core fills in torch_native on arm64, as on Ascend hosts, and intel_amx elsewhere."""
+    from sglang.srt.arg_groups import platform_hook
+
+    monkeypatch.setattr(platform_hook, "is_host_cpu_arm64", lambda: filled_in == "torch_native")
+    assert resolved(resolve(tiny_mimo, ""), "attention_backend") == "ascend"
+
+
+def test_core_may_call_everything_that_its_own_algorithms_have():
+    """CustomSpecAlgo lacks three of these; a fourth would surface as a crash while serving."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from sglang_ascend.plugin.mtp_algorithm import MTPAlgorithm
+
+    public = {
+        name
+        for name, value in vars(SpeculativeAlgorithm).items()
+        if callable(value) and not name.startswith("_")
+    }
+    # Asked of its own algorithms only.
+    public -= {"get_platform_worker_cls"}
+    assert {name for name in public if not hasattr(MTPAlgorithm, name)} == set()
+
+
+def test_the_answers_to_core_are_eagles():
+    """Same radix keys, relay and draft state as EAGLE, so the same predicates but for the name."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    mtp, eagle = SpeculativeAlgorithm.from_string("MTP"), SpeculativeAlgorithm.EAGLE
+    asked = [
+        name
+        for name in vars(SpeculativeAlgorithm)  # dir() of an enum hides its methods
+        if name.startswith(("is_", "supports_", "has_", "need", "carries"))
+    ]
+    assert len(asked) > 10
+    different = {
+        name
+        for name in asked
+        if callable(getattr(mtp, name)) and getattr(mtp, name)() != getattr(eagle, name)()
+    }
+    assert different == set()
