@@ -1,0 +1,1 @@
+"""Measurements only; what must hold is in tests/. Each prints its figures and its machine."""

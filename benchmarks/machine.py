@@ -1,0 +1,22 @@
+"""What a figure was taken on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import torch
+
+
+def describe_machine() -> str:
+    """CPU model, usable cores, torch version: one line for a table's title."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    cores = len(os.sched_getaffinity(0))
+    return f"{model}, {cores} cores, torch {torch.__version__}"

@@ -1,0 +1,209 @@
+"""One `python -m sglang.launch_server` process with this plugin, and its HTTP client."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import requests
+
+START_TIMEOUT_S = 300
+REQUEST_TIMEOUT_S = 900
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded before any fork
+
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What is served and how; equal configurations share one process."""
+
+    model_path: Path
+    mtp: bool
+    dtype: str = "float32"
+    page_size: int = 1
+    flags: tuple[str, ...] = ()
+    python_path: Path | None = None  # a folder whose sitecustomize.py runs in every process
+    environment: tuple[tuple[str, str], ...] = ()
+
+    def command(self, port: int) -> list[str]:
+        command = [sys.executable, "-m", "sglang.launch_server"]
+        command += ["--model-path", str(self.model_path), "--dtype", self.dtype]
+        command += ["--port", str(port), "--page-size", str(self.page_size)]
+        # Two servers share two cores: an idle scheduler must not spin. One log line a step.
+        command += ["--sleep-on-idle", "--decode-log-interval", "1", *self.flags]
+        return [*command, *(["--speculative-algorithm", "MTP"] if self.mtp else [])]
+
+    def environ(self) -> dict[str, str]:
+        extra = dict(self.environment)
+        if self.python_path is not None:
+            extra["PYTHONPATH"] = str(self.python_path)
+        return {**os.environ, "OMP_NUM_THREADS": "1", **extra}
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Rows of one sequence: the token of each, its log-probability, the k most likely ones."""
+
+    tokens: list[int]
+    values: list[float]
+    top: list[dict[int, float]]
+
+    @classmethod
+    def from_meta(cls, meta: dict[str, Any], kind: str) -> Logprobs:
+        """Rows without a prediction (the first token of a prompt) are left out."""
+        rows = meta.get(f"{kind}_token_logprobs") or []
+        top = meta.get(f"{kind}_top_logprobs") or [None] * len(rows)
+        kept = [
+            (token, value, {t: p for p, t, _ in best or ()})
+            for (value, token, _), best in zip(rows, top, strict=True)
+            if value is not None
+        ]
+        return cls(*([row[i] for row in kept] for i in range(3)))
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One finished request."""
+
+    tokens: list[int]
+    text: str
+    meta: dict[str, Any]
+    prompt_logprobs: Logprobs = field(repr=False)
+    output_logprobs: Logprobs = field(repr=False)
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any]) -> Reply:
+        meta = body["meta_info"]
+        return cls(
+            body["output_ids"],
+            body["text"],
+            meta,
+            Logprobs.from_meta(meta, "input"),
+            Logprobs.from_meta(meta, "output"),
+        )
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.meta["cached_tokens"]
+
+
+class LaunchedServer:
+    """A running server. `start` returns at once, `wait_until_ready` does not; always `stop`."""
+
+    def __init__(self, config: ServerConfig, log_path: Path) -> None:
+        self.config = config
+        self.log_path = log_path
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                config.command(self.port),
+                env=config.environ(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def wait_until_ready(self) -> LaunchedServer:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the server died at start:\n{self.log_tail()}")
+            try:
+                if requests.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return self
+            except requests.RequestException:
+                pass
+            time.sleep(0.3)
+        raise RuntimeError(f"the server did not start in {START_TIMEOUT_S} s:\n{self.log_tail()}")
+
+    def stop(self) -> None:
+        """Ends the whole process group: scheduler and detokenizer are its members."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def log_tail(self, num_lines: int = 40) -> str:
+        return "\n".join(line[:500] for line in deque(self.log().splitlines(), num_lines))
+
+    def logged_batch_sizes(self, kind: str) -> list[int]:
+        """Requests of every logged "Decode" batch, or new sequences of every "Prefill" one."""
+        count = {"Decode": r"#running-req: (\d+)", "Prefill": r"#new-seq: (\d+)"}[kind]
+        return [int(n) for n in re.findall(rf"{kind} batch, {count}", self.log())]
+
+    def logged_prefill_tokens(self) -> list[int]:
+        """Computed (not cached) tokens of every logged prefill batch."""
+        return [int(n) for n in re.findall(r"Prefill batch.*?#new-token: (\d+)", self.log())]
+
+    def post(self, path: str, **body: Any) -> requests.Response:
+        try:
+            return requests.post(f"{self.url}{path}", json=body, timeout=REQUEST_TIMEOUT_S)
+        except requests.RequestException as error:
+            raise RuntimeError(f"{error}; the server's last lines:\n{self.log_tail()}") from error
+
+    def info(self) -> dict[str, Any]:
+        return requests.get(f"{self.url}/server_info", timeout=REQUEST_TIMEOUT_S).json()
+
+    def generate(
+        self,
+        prompts: Sequence[Tokens],
+        sampling: dict[str, Any] | list[dict[str, Any]],
+        **fields: Any,
+    ) -> list[Reply]:
+        """All prompts as one batched request, `sampling` for each or one for all."""
+        body = {"input_ids": [list(p) for p in prompts], "sampling_params": sampling, **fields}
+        response = self.post("/generate", **body)
+        if response.status_code != 200:
+            raise RuntimeError(
+                f"HTTP {response.status_code}: {response.text[:1000]}\n{self.log_tail()}"
+            )
+        return [Reply.from_json(item) for item in response.json()]
+
+    def generate_each(
+        self, prompts: Sequence[Tokens], sampling: dict[str, Any], concurrency: int, **fields: Any
+    ) -> list[Reply]:
+        """One request for each prompt, at most `concurrency` of them at a time."""
+        with ThreadPoolExecutor(concurrency) as pool:
+            return list(pool.map(lambda p: self.generate([p], sampling, **fields)[0], prompts))
+
+    def flush_cache(self) -> None:
+        """Empties the radix cache."""
+        response = self.post("/flush_cache")
+        if response.status_code != 200:
+            raise RuntimeError(f"flush_cache: HTTP {response.status_code}: {response.text}")
+
+
+def greedy(max_new_tokens: int) -> dict[str, Any]:
+    """Sampling parameters of a greedy request of fixed length."""
+    return {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def die_with_parent() -> None:
+    """Linux kills the server with pytest, even one that a timeout ends without any cleanup."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

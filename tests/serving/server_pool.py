@@ -1,0 +1,35 @@
+"""The servers that are running now, shared by all tests of a session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from launched_server import LaunchedServer, ServerConfig
+
+
+class ServerPool:
+    """Keeps the servers of the last request alive, so that two cores never hold more than a few."""
+
+    def __init__(self, log_folder: Path) -> None:
+        self._log_folder = log_folder
+        self._num_started = 0
+        self._alive: dict[ServerConfig, LaunchedServer] = {}
+
+    def get(self, *configs: ServerConfig) -> list[LaunchedServer]:
+        """Ready servers of these configurations; the missing ones start side by side."""
+        for config in set(self._alive) - set(configs):
+            self._alive.pop(config).stop()
+        try:
+            for config in configs:
+                if config not in self._alive:
+                    self._num_started += 1
+                    log = self._log_folder / f"server{self._num_started}.log"
+                    self._alive[config] = LaunchedServer(config, log)
+            return [self._alive[config].wait_until_ready() for config in configs]
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        while self._alive:
+            self._alive.popitem()[1].stop()
