@@ -227,7 +227,10 @@ def print_table(results: list[dict], title: str) -> None:
 def main(
     rounds: Annotated[int, typer.Option(help="Alternating pairs per case.")] = 15,
     threads: Annotated[list[int], typer.Option(help="Threads; may be given twice.")] = [1],  # noqa: B006
-    only: Annotated[str, typer.Option(help="Only cases whose words contain all of these.")] = "",
+    batches: Annotated[list[int], typer.Option("--batch", help="Requests.")] = [1, 8, 32],  # noqa: B006
+    only: Annotated[
+        str, typer.Option(help='Words that a case must have, as in "decode smollm2 bf16".')
+    ] = "",
     clock: Annotated[
         str, typer.Option(help="wall, or cpu: the calling thread's own time (1 thread only).")
     ] = "wall",
@@ -248,7 +251,8 @@ def main(
     cases = [
         case
         for case in all_cases(threads)
-        if set(only.split()) <= {str(value) for value in asdict(case).values()}
+        if case.batch in batches
+        and set(only.split()) <= {case.shape, case.phase, case.lengths, case.dtype}
     ]
     console = Console(stderr=True)
     results = [

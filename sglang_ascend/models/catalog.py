@@ -69,8 +69,8 @@ def _build(model: Model, name: str, folder: Path, key: str) -> None:
 
     temporary = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=folder.parent))
     try:
-        with Console(stderr=True).status(f"building {name} in {folder}"):
-            importlib.import_module(model.module).build(temporary)
+        Console(stderr=True).print(f"building {name} in {folder}, once", soft_wrap=True)
+        importlib.import_module(model.module).build(temporary)
         (temporary / _KEY_FILE).write_text(key)
         temporary.chmod(0o755)
         if folder.exists():

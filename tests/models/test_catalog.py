@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def toy(tmp_path, monkeypatch):
     names = {"counter": str(tmp_path / "builds"), "failing": str(tmp_path / "failing")}
     source.write_text(MODULE.format(**names))
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "toy_model_module", raising=False)
     monkeypatch.setattr(Model, "sources", property(lambda model: [source]))
     monkeypatch.setattr(catalog, "MODELS", {"toy": Model("toy_model_module", "toy")})
     return tmp_path

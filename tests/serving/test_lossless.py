@@ -162,7 +162,9 @@ def test_a_broken_verifier_is_found(
     assert wrong >= len(chosen) // 4
 
 
-@both_models
+@pytest.mark.parametrize(
+    "model", ["smollm2-mtp", pytest.param("nano-deepseek", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_in_bf16_only_ties_differ(
     servers: ServerPool,
@@ -194,6 +196,7 @@ def test_in_bf16_only_ties_differ(
     assert bound < median(usual_gaps)
 
 
+@pytest.mark.slow
 @nano_deepseek
 @pytest.mark.parametrize("variant", ["seeded"])
 def test_seeded_samples_do_not_change(
