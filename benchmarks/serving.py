@@ -46,7 +46,6 @@ def chat(server: Server, prompt: str, max_new_tokens: int) -> tuple[int, int]:
             "messages": [{"role": "user", "content": prompt}],
             "temperature": 0,
             "max_tokens": max_new_tokens,
-            "ignore_eos": True,
             "return_meta_info": True,
         },
         timeout=600,

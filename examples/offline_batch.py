@@ -20,9 +20,10 @@ PROMPTS = (
 def main(
     model_path: Annotated[str, typer.Option(help="A checkpoint folder with an MTP layer.")],
     max_new_tokens: Annotated[int, typer.Option(help="Longest reply, in tokens.")] = 64,
+    dtype: Annotated[str, typer.Option(help="What SGLang's --dtype takes.")] = "auto",
 ) -> None:
     """Answer three prompts in one batch and print how many tokens each target forward gave."""
-    engine = sgl.Engine(model_path=model_path, speculative_algorithm="MTP")
+    engine = sgl.Engine(model_path=model_path, speculative_algorithm="MTP", dtype=dtype)
     try:
         tokenizer = engine.tokenizer_manager.tokenizer
         prompts = [

@@ -34,7 +34,8 @@ def test_every_hook_has_the_patch_that_retires_it_and_no_patch_retires_a_hook_th
     from sglang_ascend.plugin.hooks import COMMON_HOOKS, CPU_HOOKS
 
     retired = {(target, row["file"]) for row in ROWS for target in row["retires_hooks"]}
-    assert retired == {(hook.target, hook.patch) for hook in COMMON_HOOKS + CPU_HOOKS}
+    for_upstream = [hook for hook in COMMON_HOOKS + CPU_HOOKS if hook.patch is not None]
+    assert retired == {(hook.target, hook.patch) for hook in for_upstream}
 
 
 @pytest.mark.sglang

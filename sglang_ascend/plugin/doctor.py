@@ -160,7 +160,7 @@ def check_hooks() -> Section:
     for hook in active_hooks():
         in_place = is_in_place(hook)
         state = "in place" if in_place else "MISSING"
-        rows.append((hook.target, state, hook.why, hook.delete_when, hook.patch))
+        rows.append((hook.target, state, hook.why, hook.delete_when, hook.patch or "-"))
         if not in_place:
             problems.append(
                 f"hook {hook.target} is not in place, so the server will not start: reinstall "

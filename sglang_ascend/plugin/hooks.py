@@ -8,26 +8,28 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_ascend.plugin import replacements, request_checks, startup_checks
+from sglang_ascend.plugin import prepared_weights, replacements, request_checks, startup_checks
 from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
 
 
 @dataclass(frozen=True)
 class Hook:
-    """One changed SGLang function. ``patch`` names the diff in patches/ that retires it."""
+    """One changed SGLang function. ``patch`` names the diff in patches/ that retires it, None
+    where ``why`` is this package's own concern and SGLang need not change."""
 
     target: str
     replacement: Callable[..., Any]
     why: str
     upstream: str
     delete_when: str
-    patch: str
+    patch: str | None
     kind: HookType = HookType.REPLACE
 
 
 _ALLOCATION = "sglang.srt.mem_cache.allocation"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang"
 
 # On every device.
@@ -102,6 +104,41 @@ CPU_HOOKS = (
         upstream=f"{_UPSTREAM}/srt/mem_cache/kv_cache_configurator.py",
         delete_when="the branch also asks for an NPU",
         patch="0004-ascend-pools-need-npu.patch",
+    ),
+    Hook(
+        target="sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
+        replacement=prepared_weights.apply_linear,
+        why="F.linear on CPU repacks the weight in every call: 4 rows cost twice 1 row",
+        upstream=f"{_UPSTREAM}/srt/layers/quantization/unquant.py",
+        delete_when="core packs the weights of a CPU without AMX",
+        patch=None,
+        kind=HookType.AROUND,
+    ),
+    Hook(
+        target="sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+        replacement=prepared_weights.compute_lm_head,
+        why="as above, for the head",
+        upstream=f"{_UPSTREAM}/srt/layers/logits_processor.py",
+        delete_when="core packs the weights of a CPU without AMX",
+        patch=None,
+        kind=HookType.AROUND,
+    ),
+    *(
+        Hook(
+            target=f"{_WEIGHT_UPDATER}.{update}",
+            replacement=prepared_weights.forget_prepared_weights,
+            why="packed copies of the weights must not outlive a weight update",
+            upstream=f"{_UPSTREAM}/srt/model_executor/model_runner_components/weight_updater.py",
+            delete_when="core packs the weights of a CPU without AMX",
+            patch=None,
+            kind=HookType.AFTER,
+        )
+        for update in (
+            "update_weights_from_disk",
+            "load_weights_from_distributed",
+            "update_weights_from_tensor",
+            "update_weights_from_ipc",
+        )
     ),
 )
 

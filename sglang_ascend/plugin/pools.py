@@ -1,7 +1,9 @@
-"""KV pools on the CPU: SGLang's device-neutral ones, without their Triton warm-up."""
+"""The KV pool on the CPU: SGLang's device-neutral one, without its Triton warm-up."""
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 
@@ -9,3 +11,17 @@ class EmulationMHAPool(MHATokenToKVPool):
     def _init_kv_copy_and_warmup(self) -> None:
         # Slots are only ever moved for trees; a chain's accepted tokens already lie in place.
         self._kv_copy_config = None
+
+    def _create_buffers_normal(self) -> None:
+        k_shape, v_shape = self._kv_buffer_shapes()
+        self.k_buffer = [_zeros(k_shape, self.store_dtype) for _ in range(self.layer_num)]
+        self.v_buffer = [_zeros(v_shape, self.store_dtype) for _ in range(self.layer_num)]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Zeroed memory that the host provides page by page as slots are first used.
+
+    ``torch.zeros`` writes all of it: 10 s of a server's start for 3 GB of slots.
+    """
+    num_bytes = int(np.prod(shape)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

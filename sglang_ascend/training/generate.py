@@ -33,7 +33,7 @@ class GenerateConfig:
     max_reply_tokens: int = 192
     own_prompt_share: float = 0.6
     second_turn_share: float = 0.1
-    reply_temperatures: tuple[float, ...] = (0.0, 0.0, 0.0, 0.7, 1.0)
+    reply_temperatures: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 1.0)
     user_min_p: float = 0.02
     sequences_per_shard: int = 128
     seed: int = 0

@@ -39,10 +39,10 @@ class ServerConfig:
     flags: tuple[str, ...] = ()
     python_path: Path | None = None  # a folder whose sitecustomize.py runs in every process
     environment: tuple[tuple[str, str], ...] = ()
+    program: tuple[str, ...] = (sys.executable, "-m", "sglang.launch_server")
 
     def command(self, port: int) -> list[str]:
-        command = [sys.executable, "-m", "sglang.launch_server"]
-        command += ["--model-path", str(self.model_path), "--dtype", self.dtype]
+        command = [*self.program, "--model-path", str(self.model_path), "--dtype", self.dtype]
         command += ["--port", str(port), "--page-size", str(self.page_size)]
         # Two servers share two cores: an idle scheduler must not spin. One log line a step.
         command += ["--sleep-on-idle", "--decode-log-interval", "1", *self.flags]

@@ -1,0 +1,33 @@
+"""Definition of a linear layer whose weight was prepared once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class PreparedWeight:
+    """A weight and what an implementation made of it (opaque; None: the reference serves it)."""
+
+    dense: torch.Tensor  # [output_size, input_size]
+    packed: torch.Tensor | None = None
+
+
+def prepare(weight: torch.Tensor) -> PreparedWeight:
+    """A view of ``weight`` ([output_size, input_size]): no copy. Call it again after a change."""
+    return PreparedWeight(weight)
+
+
+def linear(
+    x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x W^T + b: [..., input_size] -> [..., output_size] in the dtype of x. Does not synchronise.
+
+    Args:
+        x: [..., input_size], in the dtype of the weight.
+        weight: what ``prepare`` returned on this device.
+        bias: [output_size], or None.
+    """
+    return torch.nn.functional.linear(x, weight.dense, bias)
