@@ -1,27 +1,76 @@
-"""A server process for a benchmark: started on a free loopback port, killed with its group."""
+"""A server process on a free loopback port, for benchmarks and tests; it dies with its parent."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import requests
 
+LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 START_TIMEOUT_S = 300
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded before any fork
 
 
-@dataclass(frozen=True)
-class Server:
-    url: str
+class ServerProcess:
+    """A running server. The constructor returns at once; always ``stop``."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log_path: Path,
+        program: Sequence[str] = LAUNCH,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.log_path = log_path
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*program, *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def wait_until_ready(self) -> None:
+        """Raises RuntimeError with the log's tail if the server dies or takes too long."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the server died at start:\n{self.log_tail()}")
+            try:
+                if requests.get(f"{self.url}/health", timeout=5).status_code == 200:
+                    return
+            except requests.RequestException:
+                pass
+            time.sleep(0.3)
+        raise RuntimeError(f"the server did not start in {START_TIMEOUT_S} s:\n{self.log_tail()}")
+
+    def stop(self) -> None:
+        """Ends the whole process group: scheduler and detokenizer are its members."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def log_tail(self, num_lines: int = 40) -> str:
+        return "\n".join(line[:500] for line in deque(self.log().splitlines(), num_lines))
 
 
 def free_port() -> int:
@@ -30,33 +79,6 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@contextmanager
-def launch_server(model_folder: Path, *flags: str) -> Iterator[Server]:
-    """``python -m sglang.launch_server`` on loopback; raises with the log's tail if it dies."""
-    port = free_port()
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model_folder)]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--log-level", "warning", *flags]
-    with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            server = Server(f"http://127.0.0.1:{port}")
-            _wait_until_ready(server, process, log)
-            yield server
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _wait_until_ready(server: Server, process: subprocess.Popen, log) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if requests.get(f"{server.url}/health_generate", timeout=30).ok:
-                return
-        except requests.RequestException:
-            time.sleep(0.5)
-    log.seek(0)
-    tail = "".join(log.readlines()[-30:])
-    raise RuntimeError(f"the server did not start within {START_TIMEOUT_S} s:\n{tail}")
+def die_with_parent() -> None:
+    """Linux kills the server with its parent, even one that a timeout ends without cleanup."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.machine import describe_machine
-from benchmarks.server import Server, launch_server
+from benchmarks.server import ServerProcess
 from sglang_ascend.models.catalog import model_path
 
 console = Console(stderr=True)
@@ -37,7 +40,18 @@ class Round:
         return self.mtp_tokens_per_s / self.plain_tokens_per_s
 
 
-def chat(server: Server, prompt: str, max_new_tokens: int) -> tuple[int, int]:
+@contextmanager
+def running_server(*arguments: str) -> Iterator[ServerProcess]:
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerProcess(arguments, Path(folder) / "server.log")
+        try:
+            server.wait_until_ready()
+            yield server
+        finally:
+            server.stop()
+
+
+def chat(server: ServerProcess, prompt: str, max_new_tokens: int) -> tuple[int, int]:
     """(completion tokens, target forwards after the first token) of one greedy reply."""
     reply = requests.post(
         f"{server.url}/v1/chat/completions",
@@ -56,7 +70,7 @@ def chat(server: Server, prompt: str, max_new_tokens: int) -> tuple[int, int]:
     return body["usage"]["completion_tokens"], meta.get("spec_verify_ct", 0)
 
 
-def measure(server: Server, prompts: list[str], max_new_tokens: int) -> tuple[float, float]:
+def measure(server: ServerProcess, prompts: list[str], max_new_tokens: int) -> tuple[float, float]:
     """(tokens per second over all prompts sent at once, tokens per target forward)."""
     start = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
@@ -77,7 +91,7 @@ def bootstrap_interval(ratios: list[float], draws: int = 2000) -> tuple[float, f
 
 
 def run_rounds(
-    plain: Server, mtp: Server, prompts: list[str], batch: int, max_new_tokens: int
+    plain: ServerProcess, mtp: ServerProcess, prompts: list[str], batch: int, max_new_tokens: int
 ) -> list[Round]:
     groups = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)]
     for server in (plain, mtp):
@@ -134,9 +148,11 @@ def main(
     random.Random(0).shuffle(prompts)
     steps = [] if num_steps is None else ["--speculative-num-steps", str(num_steps)]
     report: dict[str, object] = {"machine": describe_machine(), "model": model}
+    # Two servers share the cores: the one that is not asked must not spin.
+    common = ("--model-path", str(folder), "--sleep-on-idle")
     with (
-        launch_server(folder, "--sleep-on-idle") as plain,
-        launch_server(folder, "--sleep-on-idle", "--speculative-algorithm", "MTP", *steps) as mtp,
+        running_server(*common) as plain,
+        running_server(*common, "--speculative-algorithm", "MTP", *steps) as mtp,
     ):
         for batch in batches:
             rounds = run_rounds(plain, mtp, prompts[: num_prompts * batch], batch, max_new_tokens)

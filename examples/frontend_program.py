@@ -10,6 +10,7 @@ from typing import Annotated
 
 import sglang as sgl
 import typer
+from sglang.lang.chat_template import get_chat_template
 
 
 @sgl.function
@@ -34,9 +35,14 @@ def trip_notes(s: sgl.ProgramState, city: str) -> None:
 def main(
     base_url: Annotated[str, typer.Option(help="The server.")] = "http://127.0.0.1:30000",
     city: Annotated[str, typer.Option(help="Where to go.")] = "Paris",
+    chat_template: Annotated[
+        str, typer.Option(help="The model's template, by the frontend's name for it.")
+    ] = "chatml",
 ) -> None:
     """Run the program once and print what each call returned."""
-    sgl.set_default_backend(sgl.RuntimeEndpoint(base_url))
+    backend = sgl.RuntimeEndpoint(base_url)
+    backend.chat_template = get_chat_template(chat_template)
+    sgl.set_default_backend(backend)
     state = trip_notes.run(city=city)
     for name in ("tip", "season", "days"):
         print(f"{name}: {state[name]}")

@@ -11,6 +11,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.hooks import require_hooks
+from sglang_ascend.plugin.platform import DEFAULT_MAX_RUNNING_REQUESTS
 from sglang_ascend.speculative.config import MTPConfig, MTPConfigError, resolve_config
 
 NAME = "MTP"
@@ -61,7 +62,7 @@ class MTPAlgorithm(CustomSpecAlgo):
             server_args.speculative_draft_model_path = server_args.model_path
             server_args.speculative_draft_model_revision = server_args.revision
         if server_args.max_running_requests is None:
-            server_args.max_running_requests = 48
+            server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
 
 
 def register_mtp() -> None:

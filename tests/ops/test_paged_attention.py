@@ -11,6 +11,7 @@ import torch
 
 from sglang_ascend.ops import attention
 from sglang_ascend.ops.attention import reference
+from sglang_ascend.ops.dispatch import REFERENCE
 
 # float32: a score of 64 products errs by about 1e-6, and so does a weight.
 # bf16: each weight is rounded by 2^-9 of its size, which the values (at most 4) carry into the
@@ -22,6 +23,7 @@ TOLERANCES = {
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCES, ids=["fp32", "bf16"])
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 16, 128])
 QUERY_LENS = pytest.mark.parametrize("query_len", [1, 2, 4, 16])
+GQA_NAMES = pytest.mark.parametrize("name", list(attention.paged_gqa._implementations))
 # heads, key heads, dim: groups of 1, 3 and 8 heads.
 GQA_SHAPES = pytest.mark.parametrize("shape", [(4, 4, 16), (9, 3, 64), (8, 1, 32)], ids=str)
 # heads, latent rank, rope dim; no two equal, so that none can be taken for another.
@@ -102,8 +104,8 @@ class Batch:
             self.queries, self.keys, self.values, self.query_lens, self.scale, ahead
         )
 
-    def gqa(self, table=None):
-        return attention.paged_gqa(
+    def gqa(self, name=REFERENCE, table=None):
+        return attention.paged_gqa.implementation(name)(
             self.query,
             self.key_cache,
             self.value_cache,
@@ -168,9 +170,12 @@ PREFILL = {"query_lens": [1, 5, 3, 1, 16, 33], "kv_lens": [1, 5, 10, 40, 129, 33
 @PAGE_SIZES
 @QUERY_LENS
 @GQA_SHAPES
-def test_gqa_rows_are_the_softmax_over_the_keys_before_them(shape, query_len, page_size, dtype):
+@GQA_NAMES
+def test_gqa_rows_are_the_softmax_over_the_keys_before_them(
+    name, shape, query_len, page_size, dtype
+):
     batch = uniform_batch(shape, query_len, page_size, dtype)
-    assert agrees(batch.gqa(), batch.expected())
+    assert agrees(batch.gqa(name), batch.expected())
 
 
 @DTYPES
@@ -204,7 +209,8 @@ def test_long_and_short_contexts_share_a_batch(query_len, page_size):
     lengths = (1500, 1, 700, 33, 1499, 1024)
     gqa = uniform_batch((9, 3, 64), query_len, page_size, torch.float32, lengths=lengths)
     mla = uniform_batch((6, 80, 32), query_len, page_size, torch.float32, True, lengths=lengths)
-    assert agrees(gqa.gqa(), gqa.expected())
+    for name in attention.paged_gqa._implementations:
+        assert agrees(gqa.gqa(name), gqa.expected()), name
     assert agrees(mla.mla(), mla.expected())
 
 
@@ -219,7 +225,8 @@ def test_the_size_of_the_batch_does_not_matter(batch_size):
     lengths = [4 + (i * 37) % 90 for i in range(batch_size)]
     gqa = uniform_batch((6, 2, 8), 4, 1, torch.float32, lengths=lengths)
     mla = uniform_batch((3, 16, 8), 4, 16, torch.float32, True, lengths=lengths)
-    assert agrees(gqa.gqa(), gqa.expected())
+    for name in attention.paged_gqa._implementations:
+        assert agrees(gqa.gqa(name), gqa.expected()), name
     assert agrees(mla.mla(), mla.expected())
 
 
@@ -236,7 +243,8 @@ def test_one_long_context_does_not_pad_the_short_ones():
 def test_a_cache_in_another_dtype_is_read_at_full_precision():
     batch = uniform_batch((9, 3, 64), 4, 1, torch.bfloat16)
     batch.queries = [query.float() for query in batch.queries]
-    assert agrees(batch.gqa(), batch.expected())
+    for name in attention.paged_gqa._implementations:
+        assert agrees(batch.gqa(name), batch.expected()), name
 
 
 # Broken on purpose: what the comparisons above must catch.
@@ -258,6 +266,14 @@ def test_a_mask_off_by_one_would_be_seen(query_len, ahead, monkeypatch):
     assert not agrees(mla.mla(), mla.expected())
 
 
+@GQA_NAMES
+@QUERY_LENS
+def test_a_key_too_few_would_be_seen(query_len, name):
+    batch = uniform_batch((9, 3, 64), query_len, 1, torch.float32, lengths=(17, 40, 129))
+    assert agrees(batch.gqa(name), batch.expected())
+    assert not agrees(batch.gqa(name), batch.expected(ahead=-1))
+
+
 @pytest.mark.parametrize("ahead", [1, -1])
 def test_a_prefill_mask_off_by_one_would_be_seen(ahead):
     prefill = {"query_lens": [5, 3, 16], "kv_lens": [9, 10, 129]}
@@ -268,7 +284,7 @@ def test_a_prefill_mask_off_by_one_would_be_seen(ahead):
 def test_a_block_table_row_swapped_would_be_seen():
     batch = uniform_batch((9, 3, 64), 1, 16, torch.bfloat16, lengths=(40, 41, 42))
     assert agrees(batch.gqa(), batch.expected())
-    assert not agrees(batch.gqa(batch.table[[1, 0, 2]]), batch.expected())
+    assert not agrees(batch.gqa(table=batch.table[[1, 0, 2]]), batch.expected())
 
 
 def test_verifying_k_rows_instead_of_k_plus_1_would_be_seen():

@@ -43,8 +43,8 @@ REFUSED = [
     ("--speculative-num-steps 0", "--speculative-num-steps"),
     ("--speculative-num-steps -1", "--speculative-num-steps"),
     ("--speculative-num-steps 16", "--speculative-num-steps"),
-    ("--speculative-num-draft-tokens 1", "--speculative-num-"),
-    ("--speculative-num-draft-tokens 17", "--speculative-num-"),
+    ("--speculative-num-draft-tokens 1", "--speculative-num-draft-tokens"),
+    ("--speculative-num-draft-tokens 17", "--speculative-num-draft-tokens"),
     ("--speculative-eagle-topk 2", "--speculative-eagle-topk"),
     ("--speculative-eagle-topk 0", "--speculative-eagle-topk"),
     (

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,10 +11,9 @@ from typing import Any
 
 import requests
 
-START_TIMEOUT_S = 300
+from benchmarks.server import LAUNCH, ServerProcess
+
 REQUEST_TIMEOUT_S = 900
-PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded before any fork
 
 Tokens = Sequence[int]
 
@@ -38,21 +28,21 @@ class ServerConfig:
     page_size: int = 1
     flags: tuple[str, ...] = ()
     python_path: Path | None = None  # a folder whose sitecustomize.py runs in every process
-    environment: tuple[tuple[str, str], ...] = ()
-    program: tuple[str, ...] = (sys.executable, "-m", "sglang.launch_server")
+    variables: tuple[tuple[str, str], ...] = ()  # of the environment
+    program: tuple[str, ...] = LAUNCH
 
-    def command(self, port: int) -> list[str]:
-        command = [*self.program, "--model-path", str(self.model_path), "--dtype", self.dtype]
-        command += ["--port", str(port), "--page-size", str(self.page_size)]
+    def arguments(self) -> list[str]:
+        arguments = ["--model-path", str(self.model_path), "--dtype", self.dtype]
+        arguments += ["--page-size", str(self.page_size)]
         # Two servers share two cores: an idle scheduler must not spin. One log line a step.
-        command += ["--sleep-on-idle", "--decode-log-interval", "1", *self.flags]
-        return [*command, *(["--speculative-algorithm", "MTP"] if self.mtp else [])]
+        arguments += ["--sleep-on-idle", "--decode-log-interval", "1", *self.flags]
+        return [*arguments, *(["--speculative-algorithm", "MTP"] if self.mtp else [])]
 
-    def environ(self) -> dict[str, str]:
-        extra = dict(self.environment)
+    def environment(self) -> dict[str, str]:
+        environment = {"OMP_NUM_THREADS": "1", **dict(self.variables)}
         if self.python_path is not None:
-            extra["PYTHONPATH"] = str(self.python_path)
-        return {**os.environ, "OMP_NUM_THREADS": "1", **extra}
+            environment["PYTHONPATH"] = str(self.python_path)
+        return environment
 
 
 @dataclass(frozen=True)
@@ -102,49 +92,12 @@ class Reply:
         return self.meta["cached_tokens"]
 
 
-class LaunchedServer:
-    """A running server. `start` returns at once, `wait_until_ready` does not; always `stop`."""
+class LaunchedServer(ServerProcess):
+    """A running server and its client."""
 
     def __init__(self, config: ServerConfig, log_path: Path) -> None:
+        super().__init__(config.arguments(), log_path, config.program, config.environment())
         self.config = config
-        self.log_path = log_path
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        with log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                config.command(self.port),
-                env=config.environ(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_parent,
-            )
-
-    def wait_until_ready(self) -> LaunchedServer:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the server died at start:\n{self.log_tail()}")
-            try:
-                if requests.get(f"{self.url}/health", timeout=5).status_code == 200:
-                    return self
-            except requests.RequestException:
-                pass
-            time.sleep(0.3)
-        raise RuntimeError(f"the server did not start in {START_TIMEOUT_S} s:\n{self.log_tail()}")
-
-    def stop(self) -> None:
-        """Ends the whole process group: scheduler and detokenizer are its members."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def log(self) -> str:
-        return self.log_path.read_text(encoding="utf-8", errors="replace")
-
-    def log_tail(self, num_lines: int = 40) -> str:
-        return "\n".join(line[:500] for line in deque(self.log().splitlines(), num_lines))
 
     def logged_batch_sizes(self, kind: str) -> list[int]:
         """Requests of every logged "Decode" batch, or new sequences of every "Prefill" one."""
@@ -196,14 +149,3 @@ class LaunchedServer:
 def greedy(max_new_tokens: int) -> dict[str, Any]:
     """Sampling parameters of a greedy request of fixed length."""
     return {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def die_with_parent() -> None:
-    """Linux kills the server with pytest, even one that a timeout ends without any cleanup."""
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -36,7 +36,7 @@ def broken_verifiers(folder: Path) -> list[ServerConfig]:
     python_path = Path(__file__).parent / "broken_verifier"
     right = plain_and_mtp(folder)[1]
     return [
-        replace(right, python_path=python_path, environment=(("BROKEN_VERIFIER", name),))
+        replace(right, python_path=python_path, variables=(("BROKEN_VERIFIER", name),))
         for name in MISTAKES
     ]
 

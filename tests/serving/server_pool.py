@@ -25,7 +25,9 @@ class ServerPool:
                     self._num_started += 1
                     log = self._log_folder / f"server{self._num_started}.log"
                     self._alive[config] = LaunchedServer(config, log)
-            return [self._alive[config].wait_until_ready() for config in configs]
+            for config in configs:
+                self._alive[config].wait_until_ready()
+            return [self._alive[config] for config in configs]
         except BaseException:
             self.stop()
             raise

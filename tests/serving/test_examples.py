@@ -69,7 +69,7 @@ def test_the_frontend_program_runs_gen_select_fork_and_regex(pair):
     assert fields["tip"]
     assert fields["season"] in ("summer", "winter")
     assert re.fullmatch(r"[1-9] days", fields["days"])
-    assert re.search(r"^Food: .+ Transport: .+", mtp, re.MULTILINE)
+    assert re.search(r"^Food: .+ Transport: .+", mtp, re.MULTILINE | re.DOTALL)
 
 
 def test_the_offline_engine_writes_the_plain_server_s_replies(

@@ -24,8 +24,8 @@ REFUSED = [
     ((0, None, None), ["--speculative-num-steps", "between 1 and 15", "got 0", "leave it out"]),
     ((-1, None, None), ["--speculative-num-steps", "between 1 and 15", "got -1"]),
     ((16, None, None), ["--speculative-num-steps", "between 1 and 15", "got 16"]),
-    ((None, None, 1), ["--speculative-num-", "between"]),
-    ((None, None, 17), ["--speculative-num-", "between"]),
+    ((None, None, 1), ["--speculative-num-draft-tokens", "between 2 and 16", "got 1"]),
+    ((None, None, 17), ["--speculative-num-draft-tokens", "between 2 and 16", "got 17"]),
     ((3, 1, 3), ["--speculative-num-draft-tokens 3", "3 steps", "set it to 4 or leave it out"]),
     ((3, 1, 5), ["--speculative-num-draft-tokens 5", "3 steps", "set it to 4 or leave it out"]),
 ]

@@ -54,24 +54,3 @@ def verify_chain(
     columns = rows[:1] if batch_size else rows
     accept_index = torch.where(columns < accept_lens[:, None], rows, -1)
     return accept_lens, accept_index
-
-
-def shift_tokens(
-    input_ids: torch.Tensor, last_rows: torch.Tensor, next_tokens: torch.Tensor
-) -> torch.Tensor:
-    """Drops token 0 of every request, moves the rest left and appends its next token.
-
-    Only tokens move: positions and slots stay the target's, so slot i of the MTP layer pairs the
-    target's hidden state i with token i+1.
-
-    Args:
-        input_ids: int [rows], requests one after another.
-        last_rows: int [batch], row of each request's last token.
-        next_tokens: int [batch], the token that follows each request's last row.
-
-    Returns:
-        Like ``input_ids``. Does not synchronise.
-    """
-    shifted = input_ids.roll(-1)
-    shifted[last_rows] = next_tokens.to(input_ids.dtype)
-    return shifted

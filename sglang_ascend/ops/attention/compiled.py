@@ -1,0 +1,58 @@
+"""fp32 grouped-query attention on CPU, compiled by Numba: the pages are read where they lie.
+
+Gathering the keys of a batch first, as PyTorch must, writes and reads them once more.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from sglang_ascend.ops.attention import reference
+
+
+def is_available() -> bool:
+    return find_spec("numba") is not None
+
+
+def paged_gqa(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    *,
+    query_len: int,
+    page_size: int,
+    scale: float,
+) -> torch.Tensor:
+    """``reference.paged_gqa`` of fp32 caches; other dtypes and layouts go to the reference."""
+    caches = (key_cache, value_cache)
+    if any(cache.dtype != torch.float32 or not cache.is_contiguous() for cache in caches):
+        return reference.paged_gqa(
+            query,
+            key_cache,
+            value_cache,
+            block_table,
+            kv_lens,
+            query_len=query_len,
+            page_size=page_size,
+            scale=scale,
+        )
+    from sglang_ascend.ops.attention import kernels
+
+    batch_size, num_heads, num_kv_heads = len(kv_lens), query.shape[1], key_cache.shape[1]
+    max_kv_len = min(int(kv_lens.max()), block_table.shape[1] * page_size)
+    # The heads of a group share their keys: they and the query rows are rows of one product.
+    grouped = query.float().view(batch_size, query_len, num_kv_heads, -1, query.shape[2])
+    grouped = (grouped * scale).transpose(1, 2).contiguous()
+    shape = (batch_size, num_kv_heads, query_len, num_heads // num_kv_heads, max_kv_len)
+    weights = torch.empty(shape)
+    pages: tuple[Any, ...] = (block_table.numpy(), kv_lens.numpy(), page_size)
+    kernels.scores(grouped.numpy(), key_cache.numpy(), *pages, weights.numpy())
+    torch.softmax(weights, dim=-1, out=weights)
+    output = torch.zeros(*grouped.shape[:-1], value_cache.shape[2])
+    kernels.weighted_values(weights.numpy(), value_cache.numpy(), *pages, output.numpy())
+    return output.transpose(1, 2).reshape(query.shape).to(query.dtype)
