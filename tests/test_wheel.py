@@ -62,7 +62,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel):
     files = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "sglang_ascend").rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert names == files
     assert any(name.startswith("sglang_ascend/models/artifacts/") for name in names)

@@ -36,16 +36,8 @@ def resolve_config(
             f"--speculative-eagle-topk {topk} asks for a tree, but MTP verifies a chain: "
             "set it to 1 or leave it out."
         )
-    if num_steps is None and num_draft_tokens is None:
-        return MTPConfig()
     if num_steps is None:
-        if not 2 <= num_draft_tokens <= MAX_NUM_STEPS + 1:
-            raise MTPConfigError(
-                f"--speculative-num-draft-tokens must be between 2 and {MAX_NUM_STEPS + 1} (one "
-                f"more than the draft steps), got {num_draft_tokens}: "
-                f"leave it out for {DEFAULT_NUM_STEPS + 1}."
-            )
-        return MTPConfig(num_steps=num_draft_tokens - 1)
+        return _from_draft_tokens(num_draft_tokens)
     if not 1 <= num_steps <= MAX_NUM_STEPS:
         raise MTPConfigError(
             f"--speculative-num-steps must be between 1 and {MAX_NUM_STEPS}, got {num_steps}: "
@@ -57,3 +49,15 @@ def resolve_config(
             f"{num_steps} steps: set it to {num_steps + 1} or leave it out."
         )
     return MTPConfig(num_steps=num_steps)
+
+
+def _from_draft_tokens(num_draft_tokens: int | None) -> MTPConfig:
+    if num_draft_tokens is None:
+        return MTPConfig()
+    if not 2 <= num_draft_tokens <= MAX_NUM_STEPS + 1:
+        raise MTPConfigError(
+            f"--speculative-num-draft-tokens must be between 2 and {MAX_NUM_STEPS + 1} (one more "
+            f"than the draft steps), got {num_draft_tokens}: "
+            f"leave it out for {DEFAULT_NUM_STEPS + 1}."
+        )
+    return MTPConfig(num_steps=num_draft_tokens - 1)

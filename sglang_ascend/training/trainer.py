@@ -74,7 +74,7 @@ class Trainer:
             self._begin_pass(self._present_shards())
         with tqdm(total=self.config.max_steps, initial=self.step, unit="step") as bar:
             while self.step < self.config.max_steps:
-                if self.batch_number == len(self.batches):
+                if self.batch_number >= len(self.batches):
                     self.pass_number, self.batch_number = self.pass_number + 1, 0
                     self._begin_pass(self._present_shards())
                 losses, num_rows = self._train_step()

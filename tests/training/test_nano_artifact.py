@@ -9,9 +9,12 @@ from safetensors import safe_open
 
 from sglang_ascend.models import nano_deepseek
 from sglang_ascend.models.nano_deepseek import ARTIFACT
+from sglang_ascend.training.acceptance import Output, evaluate
+from sglang_ascend.training.deepseek import DeepseekForCausalLM
 from sglang_ascend.training.nano_checkpoint import load_checkpoint
 from sglang_ascend.training.nano_config import NanoConfig
-from sglang_ascend.training.nano_evaluate import acceptance_table, question_prompts
+from sglang_ascend.training.nano_evaluate import question_prompts, run_prompts
+from sglang_ascend.training.nano_nextn import NextNLayer
 from sglang_ascend.training.nano_train import new_layer
 
 DATA = Path(__file__).parents[1] / "data"
@@ -76,22 +79,29 @@ def test_a_missing_file_is_named_with_its_remedy(
 
 
 @pytest.fixture(scope="module")
-def maths_prompts() -> dict[str, list[list[int]]]:
+def target() -> DeepseekForCausalLM:
+    return load_checkpoint(ARTIFACT)[0]
+
+
+@pytest.fixture(scope="module")
+def maths_outputs(target: DeepseekForCausalLM) -> list[Output]:
+    """The target's own greedy answers, which drafts are measured on."""
     domain, prompts = question_prompts(ARTIFACT, DATA / "heldout_maths.json")
-    return {domain: prompts[:QUESTIONS]}
+    return run_prompts(target, domain, prompts[:QUESTIONS], temperature=0.0)
 
 
-def test_drafts_help_on_unseen_maths_questions(maths_prompts: dict) -> None:
-    model, layer = load_checkpoint(ARTIFACT)
-    report, _ = acceptance_table(model, layer, maths_prompts, temperature=0.0)
-    figures = report["maths"]
+def measure(target: DeepseekForCausalLM, layer: NextNLayer, outputs: list[Output]) -> dict:
+    embedding, head = target.model.embed_tokens.weight, target.lm_head.weight
+    return evaluate(layer, outputs, embedding, head, num_steps=3)["maths"]
+
+
+def test_drafts_help_on_unseen_maths_questions(target, maths_outputs) -> None:
+    figures = measure(target, load_checkpoint(ARTIFACT)[1], maths_outputs)
     assert figures["outputs"] > QUESTIONS / 2  # loops are left out; they would flatter any draft
     assert figures["acceptance_length"] >= PROMISED_ACCEPTANCE
     assert figures["acceptance_length"] > figures["lookup_baseline"]
 
 
-def test_an_untrained_layer_does_not_help(maths_prompts: dict) -> None:
-    model, _ = load_checkpoint(ARTIFACT)
-    layer = new_layer(model.config, model.model.norm.weight, seed=0)
-    report, _ = acceptance_table(model, layer, maths_prompts, temperature=0.0)
-    assert report["maths"]["acceptance_length"] < 1.2
+def test_an_untrained_layer_does_not_help(target, maths_outputs) -> None:
+    layer = new_layer(target.config, target.model.norm.weight, seed=0)
+    assert measure(target, layer, maths_outputs)["acceptance_length"] < 1.2

@@ -6,7 +6,6 @@ Gathering the keys of a batch first, as PyTorch must, writes and reads them once
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 
@@ -44,15 +43,17 @@ def paged_gqa(
     from sglang_ascend.ops.attention import kernels
 
     batch_size, num_heads, num_kv_heads = len(kv_lens), query.shape[1], key_cache.shape[1]
-    max_kv_len = min(int(kv_lens.max()), block_table.shape[1] * page_size)
+    max_kv_len = int(kv_lens.max())
     # The heads of a group share their keys: they and the query rows are rows of one product.
     grouped = query.float().view(batch_size, query_len, num_kv_heads, -1, query.shape[2])
     grouped = (grouped * scale).transpose(1, 2).contiguous()
     shape = (batch_size, num_kv_heads, query_len, num_heads // num_kv_heads, max_kv_len)
     weights = torch.empty(shape)
-    pages: tuple[Any, ...] = (block_table.numpy(), kv_lens.numpy(), page_size)
-    kernels.scores(grouped.numpy(), key_cache.numpy(), *pages, weights.numpy())
+    table, lens, keys, values = (
+        tensor.numpy() for tensor in (block_table, kv_lens, key_cache, value_cache)
+    )
+    kernels.scores(grouped.numpy(), keys, table, lens, page_size, weights.numpy())
     torch.softmax(weights, dim=-1, out=weights)
     output = torch.zeros(*grouped.shape[:-1], value_cache.shape[2])
-    kernels.weighted_values(weights.numpy(), value_cache.numpy(), *pages, output.numpy())
+    kernels.weighted_values(weights.numpy(), values, table, lens, page_size, output.numpy())
     return output.transpose(1, 2).reshape(query.shape).to(query.dtype)

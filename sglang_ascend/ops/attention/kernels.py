@@ -24,14 +24,14 @@ def scores(query, key_cache, block_table, kv_lens, page_size, weights):
         for h in range(num_kv_heads):
             for i in range(query_len):
                 first_unseen = kv_lens[b] - query_len + i + 1
-                weights[b, h, i, :, first_unseen:] = -numba.float32(np.inf)
+                weights[b, h, i, :, first_unseen:] = np.float32(-np.inf)
         for j in range(kv_lens[b]):
             slot = block_table[b, j // page_size] * page_size + j % page_size
             first_row = max(0, j - (kv_lens[b] - query_len))  # the first that sees key j
             for h in range(num_kv_heads):
                 for i in range(first_row, query_len):
                     for g in range(group):
-                        total = numba.float32(0.0)
+                        total = np.float32(0.0)
                         for d in range(dim):
                             total += query[b, h, i, g, d] * key_cache[slot, h, d]
                         weights[b, h, i, g, j] = total
