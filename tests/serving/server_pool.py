@@ -19,13 +19,14 @@ class ServerPool:
         """Ready servers of these configurations; the missing ones start side by side."""
         for config in set(self._alive) - set(configs):
             self._alive.pop(config).stop()
+        missing = [config for config in configs if config not in self._alive]
         try:
-            for config in configs:
-                if config not in self._alive:
-                    self._num_started += 1
-                    log = self._log_folder / f"server{self._num_started}.log"
-                    self._alive[config] = LaunchedServer(config, log)
-            for config in configs:
+            for config in missing:
+                self._num_started += 1
+                log = self._log_folder / f"server{self._num_started}.log"
+                self._alive[config] = LaunchedServer(config, log)
+            # A health check costs an idle server a second: only new ones are asked.
+            for config in missing:
                 self._alive[config].wait_until_ready()
             return [self._alive[config] for config in configs]
         except BaseException:
