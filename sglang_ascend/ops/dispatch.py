@@ -11,12 +11,17 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Implementation:
-    """One body of an operator. ``devices`` is empty when it runs on any device."""
+    """One body of an operator. ``devices`` is empty when it runs on any device.
+
+    ``accepts`` takes a call's arguments and says whether they have the dtypes and layouts that
+    the body is written for; the reference serves the calls that it declines.
+    """
 
     name: str
     function: Callable[..., Any]
     devices: frozenset[str] = frozenset()
     available: Callable[[], bool] = lambda: True
+    accepts: Callable[..., bool] = lambda *args, **kwargs: True
 
     def serves(self, device_type: str) -> bool:
         return (not self.devices or device_type in self.devices) and self.available()
@@ -62,7 +67,10 @@ class Op:
 
     def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """Runs on the device of the first tensor."""
-        return self.choose(tensor.device.type).function(tensor, *args, **kwargs)
+        chosen = self.choose(tensor.device.type)
+        if not chosen.accepts(tensor, *args, **kwargs):
+            chosen = self._implementations[REFERENCE]
+        return chosen.function(tensor, *args, **kwargs)
 
 
 OPS: dict[str, Op] = {}

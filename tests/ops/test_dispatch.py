@@ -6,6 +6,12 @@ import torch
 from sglang_ascend.ops import attention, chain, linear
 from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
 
+ON_CPU = {
+    "attention.paged_gqa": "numba",
+    "linear.prepare": "onednn",
+    "linear.linear": "onednn",
+}
+
 
 @pytest.fixture
 def op():
@@ -53,6 +59,17 @@ def test_what_is_not_available_is_not_chosen(op):
     op.register(implementation("absent", {"cpu"}, available=lambda: False))
     op.register(implementation("present", {"cpu"}))
     assert op.choose("cpu").name == "present"
+
+
+def test_the_reference_serves_the_calls_that_the_chosen_one_declines(op):
+    def accepts(tensor, add=0):
+        return tensor.dtype == torch.float32 and add < 5
+
+    fast = implementation("fast", {"cpu"})
+    op.register(Implementation("fast", fast.function, fast.devices, accepts=accepts))
+    assert op(torch.empty(1), add=4) == ("fast", 4)
+    assert op(torch.empty(1), add=5) == (REFERENCE, 5)
+    assert op(torch.empty(1, dtype=torch.bfloat16)) == (REFERENCE, 0)
 
 
 def test_a_choice_is_made_once_per_device(op):
@@ -106,4 +123,5 @@ def test_every_operator_is_listed_under_its_own_name():
         assert defined
         for name, operator in defined.items():
             assert OPS[name] is operator
-            assert operator.choose("cpu").name in (REFERENCE, "numba", "onednn")
+            assert operator.choose("cpu").name == ON_CPU.get(name, REFERENCE)
+            assert operator.choose("cuda").name == REFERENCE

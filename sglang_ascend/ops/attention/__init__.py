@@ -5,7 +5,13 @@ from sglang_ascend.ops.dispatch import Implementation, Op
 
 paged_gqa = Op("attention.paged_gqa", reference.paged_gqa)
 paged_gqa.register(
-    Implementation("numba", compiled.paged_gqa, frozenset({"cpu"}), compiled.is_available)
+    Implementation(
+        "numba",
+        compiled.paged_gqa,
+        frozenset({"cpu"}),
+        compiled.is_available,
+        compiled.accepts,
+    )
 )
 paged_gqa_ragged = Op("attention.paged_gqa_ragged", reference.paged_gqa_ragged)
 paged_mla = Op("attention.paged_mla", reference.paged_mla)

@@ -9,11 +9,15 @@ from importlib.util import find_spec
 
 import torch
 
-from sglang_ascend.ops.attention import reference
-
 
 def is_available() -> bool:
     return find_spec("numba") is not None
+
+
+def accepts(query: torch.Tensor, *caches_and_indices: torch.Tensor, **sizes: object) -> bool:
+    """fp32 caches whose pages lie one behind another."""
+    caches = caches_and_indices[:2]
+    return all(cache.dtype == torch.float32 and cache.is_contiguous() for cache in caches)
 
 
 def paged_gqa(
@@ -27,19 +31,7 @@ def paged_gqa(
     page_size: int,
     scale: float,
 ) -> torch.Tensor:
-    """``reference.paged_gqa`` of fp32 caches; other dtypes and layouts go to the reference."""
-    caches = (key_cache, value_cache)
-    if any(cache.dtype != torch.float32 or not cache.is_contiguous() for cache in caches):
-        return reference.paged_gqa(
-            query,
-            key_cache,
-            value_cache,
-            block_table,
-            kv_lens,
-            query_len=query_len,
-            page_size=page_size,
-            scale=scale,
-        )
+    """``reference.paged_gqa`` of what ``accepts``."""
     from sglang_ascend.ops.attention import kernels
 
     batch_size, num_heads, num_kv_heads = len(kv_lens), query.shape[1], key_cache.shape[1]

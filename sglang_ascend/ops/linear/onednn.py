@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_ascend.ops.linear.reference import PreparedWeight, linear
+from sglang_ascend.ops.linear.reference import PreparedWeight
 
 # Rows for which oneDNN chooses its layout: a verify forward's, at batch 1. Any number is served.
 EXPECTED_ROWS = 4
@@ -16,21 +16,26 @@ def is_available() -> bool:
     )
 
 
+def accepts_weight(weight: torch.Tensor) -> bool:
+    return weight.dtype == torch.float32
+
+
 def prepare_packed(weight: torch.Tensor) -> PreparedWeight:
-    """Packs a second copy of an fp32 ``weight``; other dtypes stay with the reference.
+    """Packs a second copy of an fp32 ``weight``.
 
     The unpacked product repacks the weight in every call once there are two rows or more, so
     that a verify forward of four rows costs two of one row; packed, it costs little over one.
     """
-    if weight.dtype != torch.float32:
-        return PreparedWeight(weight)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), EXPECTED_ROWS)
     return PreparedWeight(weight, packed)
+
+
+def accepts_rows(x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | None = None) -> bool:
+    """oneDNN has no product of no rows."""
+    return weight.packed is not None and x.dtype == torch.float32 and x.numel() > 0
 
 
 def linear_packed(
     x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    if weight.packed is None or x.dtype != torch.float32 or x.numel() == 0:
-        return linear(x, weight, bias)
     return torch.ops.mkldnn._linear_pointwise(x, weight.packed, bias, "none", [], "")
