@@ -23,7 +23,7 @@ class Hook:
     why: str
     upstream: str
     delete_when: str
-    patch: str | None
+    patch: str | None = None
     kind: HookType = HookType.REPLACE
 
 
@@ -31,6 +31,20 @@ _ALLOCATION = "sglang.srt.mem_cache.allocation"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang"
+
+
+def _packing_hook(target: str, replacement: Callable[..., Any], why: str, kind: HookType) -> Hook:
+    """A row of what keeps packed weights on CPU; ``target`` is module.Class.method."""
+    module = target.rsplit(".", 2)[0].removeprefix("sglang.")
+    return Hook(
+        target=target,
+        replacement=replacement,
+        why=why,
+        upstream=f"{_UPSTREAM}/{module.replace('.', '/')}.py",
+        delete_when="core packs the weights of a CPU without AMX",
+        kind=kind,
+    )
+
 
 # On every device.
 COMMON_HOOKS = (
@@ -105,33 +119,24 @@ CPU_HOOKS = (
         delete_when="the branch also asks for an NPU",
         patch="0004-ascend-pools-need-npu.patch",
     ),
-    Hook(
-        target="sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
-        replacement=prepared_weights.apply_linear,
-        why="F.linear on CPU repacks the weight in every call: 4 rows cost twice 1 row",
-        upstream=f"{_UPSTREAM}/srt/layers/quantization/unquant.py",
-        delete_when="core packs the weights of a CPU without AMX",
-        patch=None,
-        kind=HookType.AROUND,
+    _packing_hook(
+        "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
+        prepared_weights.apply_linear,
+        "F.linear on CPU repacks the weight in every call: 4 rows cost twice 1 row",
+        HookType.REPLACE,
     ),
-    Hook(
-        target="sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
-        replacement=prepared_weights.compute_lm_head,
-        why="as above, for the head",
-        upstream=f"{_UPSTREAM}/srt/layers/logits_processor.py",
-        delete_when="core packs the weights of a CPU without AMX",
-        patch=None,
-        kind=HookType.AROUND,
+    _packing_hook(
+        "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+        prepared_weights.compute_lm_head,
+        "as above, for the head",
+        HookType.AROUND,
     ),
     *(
-        Hook(
-            target=f"{_WEIGHT_UPDATER}.{update}",
-            replacement=prepared_weights.forget_prepared_weights,
-            why="packed copies of the weights must not outlive a weight update",
-            upstream=f"{_UPSTREAM}/srt/model_executor/model_runner_components/weight_updater.py",
-            delete_when="core packs the weights of a CPU without AMX",
-            patch=None,
-            kind=HookType.AFTER,
+        _packing_hook(
+            f"{_WEIGHT_UPDATER}.{update}",
+            prepared_weights.forget_prepared_weights,
+            "packed copies of the weights must not outlive a weight update",
+            HookType.AFTER,
         )
         for update in (
             "update_weights_from_disk",

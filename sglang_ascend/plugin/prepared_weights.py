@@ -29,7 +29,6 @@ def forget_prepared_weights(result: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def apply_linear(
-    original: Callable[..., torch.Tensor],
     self: Any,
     layer: torch.nn.Module,
     x: torch.Tensor,

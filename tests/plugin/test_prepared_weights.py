@@ -34,7 +34,7 @@ def forbidden(*args, **kwargs):
 def run_linear(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     from sglang_ascend.plugin.prepared_weights import apply_linear
 
-    return apply_linear(forbidden, None, layer, x)
+    return apply_linear(None, layer, x)
 
 
 def is_product(result: torch.Tensor, layer: torch.nn.Module, x: torch.Tensor) -> bool:
