@@ -11,6 +11,8 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 CODE := sglang_ascend tests benchmarks examples
+# Two workers: one has every test that shares servers, the other the rest. ARGS="-n 0 -s" runs without.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .PHONY: help
 help: ## Show this help
@@ -28,11 +30,11 @@ serve: venv ## Serve MODEL on PORT of this machine, drafted by its MTP layer
 
 .PHONY: test
 test: venv-dev ## Run the tests, but for those that take minutes each
-	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
 
 .PHONY: test-all
 test-all: venv-dev ## Run every test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 .PHONY: bench
 bench: venv ## Measure output tokens/s with and without MTP

@@ -1,4 +1,7 @@
-"""Running servers for the tests of this folder; tests with the same servers run in a row."""
+"""Running servers for the tests of this folder; tests with the same servers run in a row.
+
+All of them run in one worker of pytest-xdist, so that one pool of servers is alive at a time.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ordered = sorted((items[i] for i in mine), key=_servers_of)
     for i, item in zip(mine, ordered, strict=True):
         items[i] = item
+        item.add_marker(pytest.mark.xdist_group("servers"))
 
 
 def _servers_of(item: pytest.Item) -> tuple[str, str, int]:

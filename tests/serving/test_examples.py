@@ -72,11 +72,8 @@ def test_the_frontend_program_runs_gen_select_fork_and_regex(pair):
     assert re.search(r"^Food: .+ Transport: .+", mtp, re.MULTILINE | re.DOTALL)
 
 
-def test_the_offline_engine_writes_the_plain_server_s_replies(
-    servers: ServerPool, model_folder: Path
-):
-    # The engine computes in the platform's own dtype and takes the place of the MTP server.
-    (plain,) = servers.get(plain_and_mtp(model_folder)[0])
+def test_the_offline_engine_writes_the_plain_server_s_replies(pair, model_folder: Path):
+    plain, _ = pair
     arguments = ("--model-path", str(model_folder), "--max-new-tokens", "16")
     printed = run_example("offline_batch.py", *arguments, "--dtype", "float32")
     replies = re.findall(r"^> (.*)\n((?:.|\n)*?)\n\[accept length (.*)\]$", printed, re.MULTILINE)
