@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import statistics
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from rich.table import Table
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
 from benchmarks.machine import describe_machine
+from benchmarks.ratios import median_interval
 from sglang_ascend.attention.metadata import (
     StepMetadata,
     gqa_attention,
@@ -173,7 +173,7 @@ def measure(case: Case, rounds: int, clock: Callable[[], float]) -> dict[str, ob
             metadata.append(metadata_seconds())
             ours.append(seconds_per_layer(step.run_ours) + metadata[-1] / NUM_LAYERS)
     ratios = [theirs / mine for mine, theirs in zip(ours, native, strict=True)]
-    low, high = bootstrap_interval(ratios)
+    low, high = median_interval(ratios)
     return asdict(case) | {
         "ours_us": 1e6 * statistics.median(ours),
         "native_us": 1e6 * statistics.median(native),
@@ -184,13 +184,6 @@ def measure(case: Case, rounds: int, clock: Callable[[], float]) -> dict[str, ob
         "bar": BARS.get(case.batch),
         "max_difference": difference,
     }
-
-
-def bootstrap_interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % interval of the median, by resampling rounds."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
 
 
 def all_cases(threads: list[int]) -> list[Case]:

@@ -21,6 +21,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.machine import describe_machine
+from benchmarks.ratios import median_interval
 from benchmarks.server import ServerProcess
 from sglang_ascend.models.catalog import model_path
 
@@ -83,13 +84,6 @@ def measure(server: ServerProcess, prompts: list[str], max_new_tokens: int) -> t
     return tokens / seconds, accept_length
 
 
-def bootstrap_interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
-    """95 % interval of the median ratio, by resampling rounds."""
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
-
-
 def run_rounds(
     plain: ServerProcess, mtp: ServerProcess, prompts: list[str], batch: int, max_new_tokens: int
 ) -> list[Round]:
@@ -109,7 +103,7 @@ def run_rounds(
 
 def summarise(rounds: list[Round]) -> dict[str, float]:
     ratios = [entry.ratio for entry in rounds]
-    low, high = bootstrap_interval(ratios)
+    low, high = median_interval(ratios)
     return {
         "ratio": statistics.median(ratios),
         "ratio_low": low,
