@@ -12,7 +12,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 CODE := sglang_ascend tests benchmarks examples
 # Two workers: one has every test that shares servers, the other the rest. ARGS="-n 0 -s" runs without.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 .PHONY: help
 help: ## Show this help

@@ -1,6 +1,12 @@
 """What every test gets: no network hubs, one thread, and none of the caller's SGLang switches."""
 
+from __future__ import annotations
+
 import os
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # Before anything imports torch or transformers, and inherited by the servers that tests start.
 # One thread: two that wait for each other on a shared core take minutes for what takes seconds.
@@ -9,3 +15,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 for switch in ("SGLANG_PLATFORM", "SGLANG_PLUGINS", "SGLANG_USE_CPU_ENGINE"):
     os.environ.pop(switch, None)
+
+
+class ServersInOneWorker(LoadScopeScheduling):
+    """A file is one worker's; so are all files that share the pool of servers."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "servers" if file.startswith("tests/serving/") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ServersInOneWorker:
+    return ServersInOneWorker(config, log)

@@ -1,7 +1,4 @@
-"""Running servers for the tests of this folder; tests with the same servers run in a row.
-
-All of them run in one worker of pytest-xdist, so that one pool of servers is alive at a time.
-"""
+"""Running servers for the tests of this folder; tests with the same servers run in a row."""
 
 from __future__ import annotations
 
@@ -20,12 +17,11 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that ask for the same servers run one after another, so that each starts once."""
-    mine = [i for i, item in enumerate(items) if Path(__file__).parent in item.path.parents]
-    ordered = sorted((items[i] for i in mine), key=_servers_of)
-    for i, item in zip(mine, ordered, strict=True):
-        items[i] = item
-        item.add_marker(pytest.mark.xdist_group("servers"))
+    """Tests that ask for the same servers run one after another, so that each starts once; all
+    of them come first, for they take longest."""
+    mine = [item for item in items if Path(__file__).parent in item.path.parents]
+    others = [item for item in items if item not in set(mine)]
+    items[:] = sorted(mine, key=_servers_of) + others
 
 
 def _servers_of(item: pytest.Item) -> tuple[str, str, int]:
