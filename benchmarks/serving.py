@@ -1,4 +1,4 @@
-"""Output tokens per second with and without MTP: two servers, one of them busy at a time."""
+"""Output tokens per second with and without MTP: one server each, one of them busy at a time."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import requests
 import typer
@@ -30,21 +30,20 @@ console = Console(stderr=True)
 
 @dataclass(frozen=True)
 class Round:
-    """The same prompts on both servers, one after the other."""
+    """The same prompts on every server, one after the other; rates in output tokens/s."""
 
-    plain_tokens_per_s: float
-    mtp_tokens_per_s: float
+    rates: dict[str, float]
     accept_length: float
 
-    @property
-    def ratio(self) -> float:
-        return self.mtp_tokens_per_s / self.plain_tokens_per_s
+    def ratio(self, other: str) -> float:
+        return self.rates["mtp"] / self.rates[other]
 
 
 @contextmanager
-def running_server(*arguments: str) -> Iterator[ServerProcess]:
+def running_server(*arguments: str, **environment: str) -> Iterator[ServerProcess]:
     with tempfile.TemporaryDirectory() as folder:
-        server = ServerProcess(arguments, Path(folder) / "server.log")
+        log = Path(folder) / "server.log"
+        server = ServerProcess(arguments, log, environment=environment)
         try:
             server.wait_until_ready()
             yield server
@@ -85,34 +84,37 @@ def measure(server: ServerProcess, prompts: list[str], max_new_tokens: int) -> t
 
 
 def run_rounds(
-    plain: ServerProcess, mtp: ServerProcess, prompts: list[str], batch: int, max_new_tokens: int
+    servers: dict[str, ServerProcess], prompts: list[str], batch: int, max_new_tokens: int
 ) -> list[Round]:
     groups = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)]
-    for server in (plain, mtp):
+    for server in servers.values():
         measure(server, groups[0], 16)
     rounds = []
     for number, group in enumerate(track(groups, f"batch {batch}", console=console)):
         # Whoever goes second may meet a warmer machine: swap the order every round.
-        order = (plain, mtp) if number % 2 == 0 else (mtp, plain)
-        results = {server.url: measure(server, group, max_new_tokens) for server in order}
-        plain_rate, _ = results[plain.url]
-        mtp_rate, accept_length = results[mtp.url]
-        rounds.append(Round(plain_rate, mtp_rate, accept_length))
+        order = list(servers) if number % 2 == 0 else list(servers)[::-1]
+        results = {name: measure(servers[name], group, max_new_tokens) for name in order}
+        rates = {name: results[name][0] for name in servers}
+        rounds.append(Round(rates, results["mtp"][1]))
     return rounds
 
 
 def summarise(rounds: list[Round]) -> dict[str, float]:
-    ratios = [entry.ratio for entry in rounds]
-    low, high = median_interval(ratios)
-    return {
-        "ratio": statistics.median(ratios),
-        "ratio_low": low,
-        "ratio_high": high,
-        "plain_tokens_per_s": statistics.median(r.plain_tokens_per_s for r in rounds),
-        "mtp_tokens_per_s": statistics.median(r.mtp_tokens_per_s for r in rounds),
+    summary: dict[str, float] = {
         "accept_length": statistics.fmean(r.accept_length for r in rounds),
         "rounds": len(rounds),
     }
+    for name in rounds[0].rates:
+        summary[f"{name}_tokens_per_s"] = statistics.median(r.rates[name] for r in rounds)
+        if name != "mtp":
+            ratios = [entry.ratio(name) for entry in rounds]
+            low, high = median_interval(ratios)
+            summary |= {
+                f"over_{name}": statistics.median(ratios),
+                f"over_{name}_low": low,
+                f"over_{name}_high": high,
+            }
+    return summary
 
 
 def main(
@@ -128,45 +130,73 @@ def main(
     prompts_file: Annotated[
         Path, typer.Option(help="JSON list of {domain, prompt} objects.")
     ] = Path(__file__).parent.parent / "tests" / "data" / "heldout_chat.json",
+    in_tree: Annotated[
+        bool, typer.Option(help="Measure SGLang's own EAGLE order (draft, verify, extend) too.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Measure output tokens/s with and without MTP, alternating, and print the ratio.
 
-    Both servers stay up for the whole run and sleep while idle; every round sends the same
-    prompts to both, in alternating order. The interval is a bootstrap over rounds.
+    All servers stay up for the whole run and sleep while idle; every round sends the same
+    prompts to each, in alternating order. The interval is a bootstrap over rounds.
     """
     batches = batches or [1]
     folder = Path(model) if Path(model).is_dir() else model_path(model)
     entries = json.loads(prompts_file.read_text(encoding="utf-8"))
     prompts = [entry["prompt"] for entry in entries]
     random.Random(0).shuffle(prompts)
-    steps = [] if num_steps is None else ["--speculative-num-steps", str(num_steps)]
-    report: dict[str, object] = {"machine": describe_machine(), "model": model}
-    # Two servers share the cores: the one that is not asked must not spin.
-    common = ("--model-path", str(folder), "--sleep-on-idle")
-    with (
-        running_server(*common) as plain,
-        running_server(*common, "--speculative-algorithm", "MTP", *steps) as mtp,
-    ):
+    report: dict[str, Any] = {"machine": describe_machine(), "model": model}
+    with ExitStack() as stack:
+        servers = start_servers(stack, folder, num_steps, in_tree)
         for batch in batches:
-            rounds = run_rounds(plain, mtp, prompts[: num_prompts * batch], batch, max_new_tokens)
+            rounds = run_rounds(servers, prompts[: num_prompts * batch], batch, max_new_tokens)
             report[f"batch_{batch}"] = summarise(rounds) | {"all": [asdict(r) for r in rounds]}
     if as_json:
         print(json.dumps(report, indent=1))
-        return
-    table = Table(title=f"{model} on {report['machine']}")
-    for column in ("batch", "plain tok/s", "MTP tok/s", "ratio", "95 % interval", "tokens/forward"):
+    else:
+        print_table(report, batches, [name for name in servers if name != "mtp"])
+
+
+def start_servers(
+    stack: ExitStack, folder: Path, num_steps: int | None, in_tree: bool
+) -> dict[str, ServerProcess]:
+    steps = [] if num_steps is None else ["--speculative-num-steps", str(num_steps)]
+    # The servers share the cores: one that is not asked must not spin.
+    common = ("--model-path", str(folder), "--sleep-on-idle")
+    starts = {
+        "plain": running_server(*common),
+        "mtp": running_server(*common, "--speculative-algorithm", "MTP", *steps),
+    }
+    if in_tree:
+        starts["in_tree"] = running_server(
+            *common,
+            "--speculative-algorithm",
+            "EAGLE_IN_TREE",
+            *steps,
+            PYTHONPATH=str(Path(__file__).parent / "server_parts"),
+            BENCHMARK_PARTS="in_tree_eagle",
+        )
+    return {name: stack.enter_context(start) for name, start in starts.items()}
+
+
+def print_table(report: dict[str, Any], batches: list[int], others: list[str]) -> None:
+    table = Table(title=f"{report['model']} on {report['machine']}")
+    columns = ["batch", "MTP tok/s", "tokens/forward"]
+    for name in others:
+        columns += [f"{name} tok/s", f"MTP / {name}", "95 % interval"]
+    for column in columns:
         table.add_column(column, justify="right")
     for batch in batches:
         row = report[f"batch_{batch}"]
-        table.add_row(
-            str(batch),
-            f"{row['plain_tokens_per_s']:.1f}",
-            f"{row['mtp_tokens_per_s']:.1f}",
-            f"{row['ratio']:.2f}",
-            f"{row['ratio_low']:.2f} - {row['ratio_high']:.2f}",
-            f"{row['accept_length']:.2f}",
-        )
+        cells = [str(batch), f"{row['mtp_tokens_per_s']:.1f}", f"{row['accept_length']:.2f}"]
+        for name in others:
+            over = f"over_{name}"
+            cells += [
+                f"{row[f'{name}_tokens_per_s']:.1f}",
+                f"{row[over]:.2f}",
+                f"{row[f'{over}_low']:.2f} - {row[f'{over}_high']:.2f}",
+            ]
+        table.add_row(*cells)
     Console().print(table)
 
 

@@ -76,23 +76,6 @@ def test_0001_still_launches_the_kernel_where_there_is_triton(patched):
     assert len(launched) == 1
 
 
-@pytest.mark.sglang
-@pytest.mark.parametrize("has_hidden", [True, False])
-def test_0002_gathers_what_our_hook_gathers(patched, monkeypatch, has_hidden):
-    from sglang.srt import platforms
-
-    from sglang_ascend.plugin import replacements
-
-    monkeypatch.setattr(platforms, "current_platform", platform(), raising=False)
-    theirs = patched("0002", "gather_spec_extras", torch=torch)
-    buffers = [torch.rand(5, 1), torch.arange(5)[:, None], torch.arange(5)]
-    buffers.append(torch.rand(5, 3) if has_hidden else None)
-    indices = torch.tensor([4, 4, 0], dtype=torch.int32)
-    expected = replacements.gather_spec_extras(indices, *buffers)
-    for one, other in zip(theirs(indices, *buffers), expected, strict=True):
-        assert (one is None and other is None) or torch.equal(one, other)
-
-
 def test_0003_shares_the_weights_and_asks_the_platform(patched):
     asked = platform()
     function = patched("0003", "set_embed_and_head", current_platform=asked)

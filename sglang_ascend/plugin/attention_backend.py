@@ -22,6 +22,17 @@ if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.model_executor.model_runner import ModelRunner
+    from sglang.srt.speculative.spec_info import SpecInput
+
+
+# Set on a forward's spec_info: the metadata that the step has already prepared for it.
+_METADATA = "step_metadata"
+
+
+def with_metadata(spec_info: SpecInput, metadata: StepMetadata) -> SpecInput:
+    """``spec_info`` with what its forward's attention is told, in place of a build of its own."""
+    setattr(spec_info, _METADATA, metadata)
+    return spec_info
 
 
 def register_attention() -> None:
@@ -31,21 +42,17 @@ def register_attention() -> None:
 
 
 class AscendAttentionBackend(AttentionBackend):
-    """GQA and MLA over SGLang's KV pools; ``step_offset`` j makes it draft step j's view.
+    """GQA and MLA over SGLang's KV pools."""
 
-    A draft decode step keeps the batch's committed lengths and adds one row per step, so step j
-    (from 1) sees j more tokens than are committed; 0 is every other forward.
-    """
+    # A speculative step brings its metadata; prefill and plain decode have host lengths anyway.
+    needs_cpu_seq_lens = False
 
-    needs_cpu_seq_lens = True
-
-    def __init__(self, model_runner: ModelRunner, step_offset: int = 0) -> None:
+    def __init__(self, model_runner: ModelRunner) -> None:
         super().__init__()
         self.req_to_token_pool = model_runner.req_to_token_pool
         self.token_to_kv_pool = model_runner.token_to_kv_pool
         self.max_context_len = model_runner.model_config.context_len
         self.is_mla = model_runner.use_mla_backend
-        self.step_offset = step_offset
         self.forward_metadata: StepMetadata | None = None
         if self.is_mla:
             _always_absorb_mla()
@@ -54,22 +61,17 @@ class AscendAttentionBackend(AttentionBackend):
         return False
 
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        self.forward_metadata = self._build_metadata(forward_batch)
+        prepared = getattr(forward_batch.spec_info, _METADATA, None)
+        self.forward_metadata = prepared or self._build_metadata(forward_batch)
 
     def _build_metadata(self, forward_batch: ForwardBatch) -> StepMetadata | None:
+        """Of prefill (ragged rows) and of plain decode (one row per request)."""
         mode = forward_batch.forward_mode
         if mode.is_idle():
             return None
-        query_len, added = None, self.step_offset
-        if mode.is_decode():
-            query_len = 1
-        elif mode.is_target_verify():
-            query_len = added = forward_batch.spec_info.draft_token_num
-        elif mode.is_draft_extend_v2():
-            query_len = forward_batch.spec_info.num_tokens_per_req
-        kv_lens = forward_batch.seq_lens.long() + added
-        host_kv_lens = [int(n) + added for n in forward_batch.seq_lens_cpu]
-        ragged = query_len is None
+        kv_lens = forward_batch.seq_lens.long()
+        host_kv_lens = forward_batch.seq_lens_cpu.tolist()
+        ragged = not mode.is_decode()
         return StepMetadata(
             block_table=slot_table(
                 self.req_to_token_pool.req_to_token,
@@ -79,7 +81,7 @@ class AscendAttentionBackend(AttentionBackend):
             ),
             kv_lens=kv_lens,
             page_size=1,
-            query_len=query_len,
+            query_len=None if ragged else 1,
             ragged_query_lens=tuple(forward_batch.extend_seq_lens_cpu) if ragged else (),
             ragged_kv_lens=tuple(host_kv_lens) if ragged else (),
         )
@@ -146,21 +148,6 @@ class AscendAttentionBackend(AttentionBackend):
             kv_lora_rank,
         )
         return output.reshape(-1, layer.tp_q_head_num * kv_lora_rank)
-
-
-class ChainDraftBackend:
-    """The draft steps' backends: one view per step, all prepared from one batch."""
-
-    def __init__(self, model_runner: ModelRunner, num_steps: int) -> None:
-        self.attn_backends = [
-            AscendAttentionBackend(model_runner, step_offset=step + 1)
-            for step in range(num_steps - 1)
-        ]
-        self.needs_cpu_seq_lens = AscendAttentionBackend.needs_cpu_seq_lens
-
-    def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
-        for backend in self.attn_backends:
-            backend.init_forward_metadata(forward_batch)
 
 
 def _always_absorb_mla() -> None:

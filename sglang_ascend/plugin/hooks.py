@@ -88,14 +88,6 @@ CPU_HOOKS = (
         patch="0001-allocation-torch-path.patch",
     ),
     Hook(
-        target="sglang.kernels.ops.speculative.gather_spec_extras.gather_spec_extras",
-        replacement=replacements.gather_spec_extras,
-        why="the overlap relay is gathered by a Triton kernel only",
-        upstream=f"{_UPSTREAM}/kernels/ops/speculative/gather_spec_extras.py",
-        delete_when="the gather has a PyTorch path for devices without Triton",
-        patch="0002-gather-spec-extras-torch-path.patch",
-    ),
-    Hook(
         target="sglang.srt.models.deepseek_v2.DeepseekV2ForCausalLM.set_embed_and_head",
         replacement=replacements.set_embed_and_head,
         why="sharing embedding and head with the NextN layer calls torch.cuda.synchronize",

@@ -8,6 +8,7 @@ from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_ascend.plugin.chain_relay import ChainRelay
 from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.hooks import require_hooks
@@ -18,7 +19,10 @@ NAME = "MTP"
 
 
 class MTPAlgorithm(CustomSpecAlgo):
-    """Behaves as SGLang's EAGLE family: same draft state, same relay, same radix keys."""
+    """Behaves as SGLang's EAGLE family: same draft KV, same radix keys.
+
+    Where the worker is ours, a step hands tokens to the next and nothing else.
+    """
 
     def is_eagle(self) -> bool:
         return True
@@ -34,7 +38,7 @@ class MTPAlgorithm(CustomSpecAlgo):
         return True
 
     def carries_draft_hidden_states(self) -> bool:
-        return True
+        return not serves_on_cpu()
 
     def create_future_map(
         self,
@@ -43,7 +47,8 @@ class MTPAlgorithm(CustomSpecAlgo):
         needs_cpu_seq_lens: bool = True,
         needs_confidence_relay: bool = False,
     ) -> FutureMap:
-        return FutureMap(
+        future_map = ChainRelay if serves_on_cpu() else FutureMap
+        return future_map(
             device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay
         )
 
@@ -51,6 +56,17 @@ class MTPAlgorithm(CustomSpecAlgo):
         from sglang.srt.speculative.eagle_disaggregation import build_eagle_disagg_draft_input
 
         return build_eagle_disagg_draft_input(batch, last_tokens, future_map)
+
+    def resolve_max_speculative_num_draft_tokens(self, server_args: Any) -> int | None:
+        """Half of the KV reserve of a decode step, which core doubles.
+
+        A step writes 2K positions past the committed ones (K+1 verified rows, K-1 tail drafts),
+        and under overlap the host's committed length lags by up to K+1: 3K+1 in all.
+        """
+        num_draft_tokens = super().resolve_max_speculative_num_draft_tokens(server_args)
+        if num_draft_tokens is None or not serves_on_cpu():
+            return num_draft_tokens
+        return num_draft_tokens + (num_draft_tokens - 1) // 2
 
     def handle_server_args(self, server_args: Any) -> None:
         """Fills in what ``--speculative-algorithm MTP`` leaves open; never overrides a flag."""

@@ -10,12 +10,11 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
-from sglang_ascend.plugin.attention_backend import ChainDraftBackend
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 
 
 class MTPDraftWorker(EagleDraftWorker):
-    """Loads and places the MTP layer as EAGLE does; attention views and vocabulary are ours."""
+    """Loads and places the MTP layer as EAGLE does; the draft vocabulary is ours."""
 
     def init_token_map(self) -> None:
         """The checkpoint's own draft vocabulary; the base class then slices the head by it."""
@@ -25,8 +24,9 @@ class MTPDraftWorker(EagleDraftWorker):
         )
 
     def init_attention_backend(self) -> None:
+        """Every forward of the MTP layer runs on its runner's own backend."""
         self.draft_extend_attn_backend = None
-        self.draft_attn_backend = ChainDraftBackend(self.draft_runner, self.speculative_num_steps)
+        self.draft_attn_backend = self.draft_runner.attn_backend
         self.draft_runner.draft_attn_backend = self.draft_attn_backend
 
     def draft(self, batch: ScheduleBatch, **kwargs: Any) -> None:
@@ -38,8 +38,17 @@ class MTPDraftWorker(EagleDraftWorker):
         return tokens if self.hot_token_id is None else self.hot_token_id[tokens]
 
     def _draft_extend_for_prefill(self, *args: Any, **kwargs: Any) -> EagleDraftInput:
-        """As EAGLE's; its first draft token is relayed as an id of the target's vocabulary."""
+        """As EAGLE's, and relayed as a step relays: [last emitted token, draft 1, ..., draft K].
+
+        Prefill owns no slots behind the prompt, so only draft 1 is drafted; the rest of the first
+        chain repeats it, and the first step's verification drops what is wrong.
+        """
         draft_input = super()._draft_extend_for_prefill(*args, **kwargs)
+        first = draft_input.topk_index
         if self.hot_token_id is not None:
-            draft_input.topk_index = self.hot_token_id[draft_input.topk_index]
+            first = self.hot_token_id[first]
+        bonus = draft_input.bonus_tokens[:, None].to(first.dtype)
+        repeated = first.expand(-1, self.speculative_num_steps)
+        draft_input.topk_index = torch.cat([bonus, repeated], dim=1)
+        draft_input.hidden_states = None
         return draft_input

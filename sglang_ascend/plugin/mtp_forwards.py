@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
-from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.model_executor.forward_batch_info import (
+    CaptureHiddenMode,
+    ForwardMode,
+)
 from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.eagle_info import (
@@ -19,7 +22,6 @@ from sglang.srt.speculative.eagle_info import (
     EagleVerifyInput,
 )
 from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
-from sglang.srt.speculative.eagle_worker_common import prepare_for_draft_extend
 from sglang.srt.speculative.spec_utils import (
     GrammarTree,
     build_grammar_vocab_mask,
@@ -27,15 +29,20 @@ from sglang.srt.speculative.spec_utils import (
     spec_stage_span,
 )
 
-from sglang_ascend.ops import chain
+from sglang_ascend.attention.metadata import StepMetadata
+from sglang_ascend.ops.chain.reference import StepInputs, TailInputs
+from sglang_ascend.plugin.attention_backend import with_metadata
 
 if TYPE_CHECKING:
     from sglang_ascend.plugin.mtp_worker import MTPWorker
 
 
-class BatchForwards:
-    """``speculative.step.Forwards`` over one ScheduleBatch, whose fields it may edit freely:
-    the scheduler restores them after the call."""
+class BatchModels:
+    """``speculative.step.Models`` over one ScheduleBatch, whose fields it may edit freely: the
+    scheduler restores them after the call.
+
+    One ForwardBatch is built, for the verify forward; the MTP layer's are views of it.
+    """
 
     def __init__(
         self,
@@ -52,86 +59,28 @@ class BatchForwards:
         self.grammar_barrier = grammar_barrier
         self.logits_output: Any = None
         self.keep_alive: list[Any] = []
-        # One gather for the whole step: verify, extend and the draft steps write this window.
-        self.window = chain.window_slots(
-            batch.seq_lens,
-            batch.req_pool_indices,
-            worker.req_to_token_pool.req_to_token,
-            self.num_draft_tokens,
-        ).view(-1, self.num_draft_tokens)
-        self._draft_batch: ForwardBatch | None = None
         self._grammar_tree: GrammarTree | None = None
 
-    def draft(
-        self, step: int, tokens: torch.Tensor, hidden: torch.Tensor
+    def verify(
+        self, inputs: StepInputs, candidates: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        with self._on_draft("draft"):
-            if self._draft_batch is None:
-                self._draft_batch = self._prepare_draft()
-            forward_batch = self._draft_batch
-            forward_batch.input_ids = tokens
-            forward_batch.out_cache_loc = self.window[:, step]
-            forward_batch.positions = self.batch.seq_lens + step
-            forward_batch.spec_info.hidden_states = hidden
-            backend = self.draft_worker.draft_attn_backend.attn_backends[step]
-            with forward_context(ForwardContext(attn_backend=backend), forward_batch=forward_batch):
-                output = self.draft_worker.draft_runner.forward(forward_batch).logits_output
-        return self.draft_worker.propose(output.next_token_logits), output.hidden_states
-
-    def _prepare_draft(self) -> ForwardBatch:
-        batch = self.batch
-        batch.spec_info = EagleDraftInput(
-            num_tokens_per_req=1,
-            num_tokens_for_logprob_per_req=1,
-            capture_hidden_mode=CaptureHiddenMode.LAST,
+        batch, width = self.batch, self.num_draft_tokens
+        self.metadata = StepMetadata(
+            inputs.block_table, inputs.kv_lens, page_size=1, query_len=width
         )
-        batch.spec_info.positions = batch.seq_lens
-        batch.out_cache_loc = self.window[:, 0]
-        forward_batch = ForwardBatch.init_new(
-            batch,
-            self.draft_worker.draft_runner,
-            capture_hidden_mode=CaptureHiddenMode.LAST,
-            return_hidden_states_before_norm=False,
-        )
-        self.draft_worker.draft_attn_backend.init_forward_metadata(forward_batch)
-        forward_batch.mark_forward_metadata_ready()
-        return forward_batch
-
-    def verify(self, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        batch = self.batch
-        batch.spec_info = self._verify_input(candidates)
-        forward_batch, _ = eagle_prepare_for_verify(
+        batch.spec_info = with_metadata(_verify_input(inputs, candidates), self.metadata)
+        self.forward_batch, _ = eagle_prepare_for_verify(
             batch.spec_info, batch.req_to_token_pool, batch, self.target_worker
         )
-        self.keep_alive.append(forward_batch)
+        self.keep_alive += [inputs, self.forward_batch]
         if batch.has_grammar:
             # Starts its device-to-host copy before the target is launched.
             self._grammar_tree = GrammarTree.from_linear_chain(candidates)
         result = self.target_worker.forward_batch_generation(
-            batch=None, forward_batch=forward_batch, is_verify=True
+            batch=None, forward_batch=self.forward_batch, is_verify=True
         )
         self.logits_output = result.logits_output
         return self.logits_output.next_token_logits, self.logits_output.hidden_states
-
-    def _verify_input(self, candidates: torch.Tensor) -> EagleVerifyInput:
-        """The tree fields stay empty: a chain is causal attention over K+1 rows."""
-        offsets = torch.arange(self.num_draft_tokens, device=candidates.device)
-        return EagleVerifyInput(
-            draft_token=candidates.reshape(-1),
-            custom_mask=None,
-            positions=(self.batch.seq_lens[:, None] + offsets).reshape(-1),
-            retrieve_index=None,
-            retrieve_next_token=None,
-            retrieve_next_sibling=None,
-            retrieve_cum_len=None,
-            spec_steps=self.num_draft_tokens - 1,
-            topk=1,
-            draft_token_num=self.num_draft_tokens,
-            capture_hidden_mode=CaptureHiddenMode.FULL,
-            seq_lens_sum=None,
-            seq_lens_cpu=None,
-            prepared_out_cache_loc=self.window.reshape(-1),
-        )
 
     def sample(self, logits: torch.Tensor) -> torch.Tensor:
         """Draws every row with the sampler of plain decode: same filters, same seeds."""
@@ -155,7 +104,7 @@ class BatchForwards:
         tokens, _ = self.target_worker.model_runner.sampler._sample_from_probs(
             probs, rows, batch.spec_info.positions, _is_plain(rows)
         )
-        return tokens.view(-1, width)
+        return tokens.view(-1, width).long()
 
     def publish(self, new_seq_lens: torch.Tensor) -> None:
         if self.on_publish is not None:
@@ -165,29 +114,77 @@ class BatchForwards:
         self, tokens: torch.Tensor, hidden: torch.Tensor, last_rows: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with self._on_draft("draft_extend"):
-            width = self.num_draft_tokens
-            forward_batch = prepare_for_draft_extend(
-                EagleDraftExtendInput(
-                    hidden_states=hidden,
-                    num_tokens_per_req=width,
-                    num_tokens_for_logprob_per_req=width,
-                    # The head runs on one row per request.
-                    select_index=last_rows,
-                ),
-                self.batch,
-                tokens.reshape(-1).long(),
-                width,
-                self.draft_worker.draft_runner,
-                None,
-                return_hidden_states_before_norm=False,
+            spec_info = EagleDraftExtendInput(
+                hidden_states=hidden,
+                num_tokens_per_req=self.num_draft_tokens,
+                num_tokens_for_logprob_per_req=1,
+                # The head runs on one row per request.
+                select_index=last_rows,
             )
-            output = self.draft_worker.draft_runner.forward(forward_batch).logits_output
-        return self.draft_worker.propose(output.next_token_logits), output.hidden_states[last_rows]
+            return self._run_mtp(
+                ForwardMode.DRAFT_EXTEND_V2,
+                with_metadata(spec_info, self.metadata),
+                input_ids=tokens.view(-1),
+                seq_lens=self.metadata.kv_lens,
+            )
+
+    def tail(
+        self, j: int, tail: TailInputs, tokens: torch.Tensor, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with self._on_draft("draft"):
+            spec_info = EagleDraftInput(
+                hidden_states=hidden, num_tokens_per_req=1, num_tokens_for_logprob_per_req=1
+            )
+            metadata = replace(self.metadata, kv_lens=tail.kv_lens[j], query_len=1)
+            return self._run_mtp(
+                ForwardMode.DECODE,
+                with_metadata(spec_info, metadata),
+                input_ids=tokens,
+                seq_lens=metadata.kv_lens,
+                positions=tail.positions[j],
+                out_cache_loc=tail.slots[j],
+            )
+
+    def _run_mtp(
+        self, mode: ForwardMode, spec_info: Any, **changed: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The MTP layer on a view of the verify batch -> (draft tokens, hidden states)."""
+        view = copy.copy(self.forward_batch)
+        view.forward_mode, view.spec_info = mode, spec_info
+        view.capture_hidden_mode = CaptureHiddenMode.LAST
+        view.return_logprob = False
+        view.forward_metadata_ready = False
+        for name, tensor in changed.items():
+            setattr(view, name, tensor)
+        view.global_num_token_non_padded_cpu = len(view.input_ids)
+        output = self.draft_worker.draft_runner.forward(view).logits_output
+        return self.draft_worker.propose(output.next_token_logits), output.hidden_states
 
     @contextmanager
     def _on_draft(self, stage: str) -> Iterator[None]:
         with draft_tp_context(self.draft_worker.parallel_layout), spec_stage_span(stage):
             yield
+
+
+def _verify_input(inputs: StepInputs, candidates: torch.Tensor) -> EagleVerifyInput:
+    """The tree fields stay empty: a chain is causal attention over K+1 rows."""
+    width = candidates.shape[1]
+    return EagleVerifyInput(
+        draft_token=candidates.view(-1),
+        custom_mask=None,
+        positions=inputs.positions,
+        retrieve_index=None,
+        retrieve_next_token=None,
+        retrieve_next_sibling=None,
+        retrieve_cum_len=None,
+        spec_steps=width - 1,
+        topk=1,
+        draft_token_num=width,
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+        prepared_out_cache_loc=inputs.row_slots,
+    )
 
 
 def _adjust_logits(logits: torch.Tensor, sampling_info: SamplingBatchInfo, width: int) -> None:

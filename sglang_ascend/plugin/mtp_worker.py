@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import get_plan_stream
 
 from sglang_ascend.plugin.mtp_draft import MTPDraftWorker
-from sglang_ascend.plugin.mtp_forwards import BatchForwards
-from sglang_ascend.speculative.step import DraftSeed, StepResult, speculative_step
+from sglang_ascend.plugin.mtp_forwards import BatchModels
+from sglang_ascend.speculative.step import Requests, StepConstants, StepResult, speculative_step
 
 
 class MTPWorker(EAGLEWorkerV2):
@@ -55,43 +56,52 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
-        forwards = BatchForwards(self, batch, on_publish, grammar_barrier)
+        models = BatchModels(self, batch, on_publish, grammar_barrier)
         result = speculative_step(
-            _seed_of(batch.spec_info), batch.seq_lens, self.speculative_num_steps, forwards
+            batch.spec_info.topk_index, _requests_of(batch), self._constants, models
         )
         if batch.return_logprob:
             compute_spec_logprobs(
                 batch,
-                forwards.logits_output,
-                result.sampled.reshape(-1),
-                accept_index=result.accept_index,
+                models.logits_output,
+                result.sampled.view(-1),
+                chain_stride=self.speculative_num_draft_tokens,
             )
-        return self._batch_result(result, forwards)
+        return self._batch_result(result, models)
 
-    def _batch_result(self, result: StepResult, forwards: BatchForwards) -> GenerationBatchResult:
-        seed = result.seed
+    @cached_property
+    def _constants(self) -> StepConstants:
+        max_batch_size = len(self.req_to_token_pool.req_to_token)
+        return StepConstants(self.speculative_num_steps, max_batch_size, self.device)
+
+    @cached_property
+    def _certain(self) -> torch.Tensor:
+        """Probability 1 of every draft: the relay's field, which a chain does not read."""
+        return torch.ones(len(self.req_to_token_pool.req_to_token), 1, device=self.device)
+
+    def _batch_result(self, result: StepResult, models: BatchModels) -> GenerationBatchResult:
         return GenerationBatchResult(
-            logits_output=forwards.logits_output,
-            next_token_ids=result.sampled.reshape(-1).to(torch.int32),
+            logits_output=models.logits_output,
+            next_token_ids=result.sampled.view(-1),
             can_run_cuda_graph=False,
             speculative_num_draft_tokens=self.speculative_num_draft_tokens,
             next_draft_input=EagleDraftInput(
-                topk_p=torch.ones_like(seed.first_tokens[:, None], dtype=torch.float32),
-                topk_index=seed.first_tokens[:, None],
-                hidden_states=seed.hidden_states,
-                bonus_tokens=seed.bonus_tokens.to(torch.int32),
+                topk_p=self._certain[: len(result.candidates)],
+                topk_index=result.candidates,
+                bonus_tokens=result.candidates[:, 0],
             ),
             accept_lens=result.accept_lens,
-            accept_index=result.accept_index,
             new_seq_lens=result.new_seq_lens,
             # The scheduler keeps these alive while the step may still be running.
-            extra_keep_alive_refs=forwards.keep_alive,
+            extra_keep_alive_refs=models.keep_alive,
         )
 
 
-def _seed_of(draft_input: EagleDraftInput) -> DraftSeed:
-    return DraftSeed(
-        bonus_tokens=draft_input.bonus_tokens,
-        first_tokens=draft_input.topk_index[:, 0],
-        hidden_states=draft_input.hidden_states,
+def _requests_of(batch: ScheduleBatch) -> Requests:
+    return Requests(
+        seq_lens=batch.seq_lens,
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=batch.req_to_token_pool.req_to_token,
+        # Host knowledge: slots are allocated ahead of every length that a step can reach.
+        max_kv_len=max(req.kv.kv_allocated_len for req in batch.reqs),
     )

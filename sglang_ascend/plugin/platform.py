@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.environ import envs
 from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
@@ -42,6 +43,9 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
         from sglang_ascend.plugin.hooks import require_hooks
 
         require_hooks()
+        # Forwards run in order here: a batch needs no second copy of its inputs to be safe.
+        if not envs.SGLANG_EAGER_INPUT_NO_COPY.is_set():
+            envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)
         # Core has filled in its own backend for any CPU by now; only a flag is left alone.
         if server_args._raw_input["attention_backend"] is None:
             server_args.attention_backend = ATTENTION_BACKEND

@@ -24,19 +24,6 @@ def assign_req_to_token_pool(
     req_to_token[rows, columns] = out_cache_loc[: len(rows)].to(req_to_token.dtype)
 
 
-def gather_spec_extras(
-    indices: torch.Tensor,
-    topk_p_buf: torch.Tensor,
-    topk_index_buf: torch.Tensor,
-    output_tokens_buf: torch.Tensor,
-    hidden_states_buf: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """One row per request of every relay buffer."""
-    rows = indices.long()
-    hidden_states = None if hidden_states_buf is None else hidden_states_buf[rows]
-    return topk_p_buf[rows], topk_index_buf[rows], output_tokens_buf[rows], hidden_states
-
-
 def set_embed_and_head(self: Any, embed: torch.Tensor, head: torch.Tensor) -> None:
     """Shares the target's embedding and head with the MTP layer."""
     from sglang.srt.platforms import current_platform

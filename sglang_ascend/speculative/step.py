@@ -1,4 +1,4 @@
-"""THE step: draft a chain, verify it with the target, keep what the target would have said."""
+"""THE step: verify the drafted chain, keep what the target says, draft the next chain."""
 
 from __future__ import annotations
 
@@ -8,106 +8,106 @@ from typing import Protocol
 import torch
 
 from sglang_ascend.ops import chain
+from sglang_ascend.ops.chain.reference import StepInputs, TailInputs
 
 
 @dataclass(frozen=True)
-class DraftSeed:
-    """What one step leaves for the next: the MTP layer's state at the last accepted token."""
+class Requests:
+    """The running requests: their committed lengths, and where their KV slots are listed."""
 
-    bonus_tokens: torch.Tensor  # int [batch], last accepted token, not yet in the target's cache
-    first_tokens: torch.Tensor  # int64 [batch], draft token 1, already drawn from the MTP layer
-    hidden_states: torch.Tensor  # [batch, hidden], MTP output that draft token 1 came from
+    seq_lens: torch.Tensor  # int64 [batch], tokens in the target's cache
+    req_pool_indices: torch.Tensor  # int [batch], row in req_to_token
+    req_to_token: torch.Tensor  # int [rows, max_context_len], position -> slot
+    max_kv_len: int  # host bound, at least seq_len + 2K of every request
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step's outcome; row-major tensors have num_draft_tokens rows per request."""
+    """One step's outcome."""
 
-    sampled: torch.Tensor  # int [batch, num_draft_tokens]; the first accept_lens are emitted
-    accept_lens: torch.Tensor  # int32 [batch], in 1..num_draft_tokens
-    accept_index: torch.Tensor  # int32 [batch, num_draft_tokens], -1 past accept_lens
-    new_seq_lens: torch.Tensor  # int [batch], committed tokens after the step
-    seed: DraftSeed
+    sampled: torch.Tensor  # int64 [batch, K+1]; the first accept_lens of a row are emitted
+    accept_lens: torch.Tensor  # int32 [batch], in 1..K+1
+    new_seq_lens: torch.Tensor  # int64 [batch], committed tokens after the step
+    candidates: torch.Tensor  # int64 [batch, K+1], the next step's rows: bonus, then its chain
 
 
-class Forwards(Protocol):
-    """The models as the step sees them. Each call runs one forward and writes its KV slots.
+class Models(Protocol):
+    """The models as the step sees them. Each forward writes the KV slots of its rows.
 
     Draft tokens are ids of the target's vocabulary, whatever the draft head covers.
     """
 
-    def draft(
-        self, step: int, tokens: torch.Tensor, hidden: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """MTP, one row per request at position seq_len + step -> (next draft token, hidden)."""
-        ...
-
-    def verify(self, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Target over [batch, K+1] rows from position seq_len -> (logits, hidden) per row."""
+    def verify(self, inputs: StepInputs, candidates: torch.Tensor) -> tuple:
+        """Target over the [batch, K+1] rows -> (logits, hidden states) per row."""
         ...
 
     def sample(self, logits: torch.Tensor) -> torch.Tensor:
-        """One draw per row from the request's sampling parameters -> int [batch, K+1]."""
+        """One draw per row from the request's sampling parameters -> int64 [batch, K+1]."""
         ...
 
     def publish(self, new_seq_lens: torch.Tensor) -> None:
         """Tells the scheduler the committed lengths, so that it prepares the next step."""
         ...
 
-    def extend(
-        self, tokens: torch.Tensor, hidden: torch.Tensor, last_rows: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """MTP over the verified rows with the target's hidden states -> (next draft token,
-        hidden) of ``last_rows``, flat row numbers, one per request."""
+    def extend(self, tokens: torch.Tensor, hidden: torch.Tensor, last_rows: torch.Tensor) -> tuple:
+        """MTP over the rows of ``verify`` -> (draft token, MTP hidden state) of ``last_rows``,
+        flat row numbers, one per request."""
+        ...
+
+    def tail(self, j: int, tail: TailInputs, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple:
+        """MTP over one row per request, the j-th (from 0) of ``tail`` -> as ``extend``."""
         ...
 
 
-def draft_chain(seed: DraftSeed, num_steps: int, forwards: Forwards) -> torch.Tensor:
-    """int64 [batch, num_steps]: the shared MTP layer applied to its own output (FastMTP)."""
-    tokens, hidden = seed.first_tokens, seed.hidden_states
-    drafted = [tokens]
-    for step in range(num_steps - 1):
-        tokens, hidden = forwards.draft(step, tokens, hidden)
-        drafted.append(tokens)
-    return torch.stack(drafted, dim=1)
+class StepConstants:
+    """What no step changes, made once per device: index ramps of K drafted tokens."""
+
+    def __init__(self, num_steps: int, max_batch_size: int, device: torch.device | str) -> None:
+        self.num_steps = num_steps
+        self.window = torch.arange(2 * num_steps, device=device)
+        self.tail = torch.arange(num_steps - 1, device=device)[:, None]
+        # Flat number of the row before each request's first: + accept_len is its last kept row.
+        width = num_steps + 1
+        self.row_before = torch.arange(-1, max_batch_size * width - 1, width, device=device)
 
 
 def speculative_step(
-    seed: DraftSeed, seq_lens: torch.Tensor, num_steps: int, forwards: Forwards
+    candidates: torch.Tensor, requests: Requests, constants: StepConstants, models: Models
 ) -> StepResult:
-    """One decode step of every request: K drafted tokens, 1..K+1 emitted ones.
+    """One decode step of every request: 1..K+1 tokens emitted, the next K drafted (FusionSpec).
 
-    The order is EAGLE's (draft, verify, extend): the MTP layer sees the target's hidden states of
-    every verified row, so its cache never holds a state that the target did not produce.
+    ``candidates`` [batch, K+1] is the last emitted token of each request, which is in no cache
+    yet, and the chain that was drafted after it.
     """
-    # Draft: K tokens after the bonus token.
-    drafted = draft_chain(seed, num_steps, forwards)
+    # Prepare, once: target and MTP layer run on the same positions, slots, lengths, block table.
+    inputs = chain.prepare_step(
+        requests.seq_lens,
+        requests.req_pool_indices,
+        requests.req_to_token,
+        constants.window,
+        requests.max_kv_len,
+    )
 
-    # Verify: the target runs over bonus + draft; row j says what follows draft token j.
-    candidates = torch.cat([seed.bonus_tokens[:, None].to(drafted.dtype), drafted], dim=1)
-    logits, hidden = forwards.verify(candidates)
+    # Verify: row j says what follows draft token j.
+    logits, hidden = models.verify(inputs, candidates)
 
     # Accept the target's own draws for as long as they are what was drafted.
-    sampled = forwards.sample(logits)
-    accept_lens, accept_index = chain.verify_chain(sampled, drafted)
+    sampled = models.sample(logits)
+    accept_lens = chain.verify_chain(sampled, candidates[:, 1:])
 
-    # Commit.
-    new_seq_lens = seq_lens + accept_lens
-    forwards.publish(new_seq_lens)
+    # Commit: from here on the scheduler may prepare the next step.
+    new_seq_lens = requests.seq_lens + accept_lens
+    models.publish(new_seq_lens)
 
-    # Extend: drop token 0 and shift, i.e. row j pairs hidden j with the token sampled after it.
-    # Rows past the bonus hold rejected states; the next step overwrites their slots.
-    batch = torch.arange(len(seq_lens), device=seq_lens.device)
-    last = accept_lens.long() - 1
-    first_tokens, last_hidden = forwards.extend(sampled, hidden, batch * (num_steps + 1) + last)
-    return StepResult(
-        sampled=sampled,
-        accept_lens=accept_lens,
-        accept_index=accept_index,
-        new_seq_lens=new_seq_lens,
-        seed=DraftSeed(
-            bonus_tokens=sampled[batch, last],
-            first_tokens=first_tokens,
-            hidden_states=last_hidden,
-        ),
-    )
+    # Shift: drop token 0, so that row j pairs the hidden state of token j with token j+1. Rows
+    # past the last emitted token hold rejected states; later rows overwrite their slots.
+    last_rows = constants.row_before[: len(accept_lens)] + accept_lens
+    draft, mtp_hidden = models.extend(sampled, hidden, last_rows)
+
+    # Draft: the shared MTP layer on its own output, K-1 times more (FastMTP).
+    next_candidates = [sampled.view(-1)[last_rows], draft]
+    tail = chain.place_tail(new_seq_lens, accept_lens, inputs.slots, constants.tail)
+    for j in range(constants.num_steps - 1):
+        draft, mtp_hidden = models.tail(j, tail, draft, mtp_hidden)
+        next_candidates.append(draft)
+    return StepResult(sampled, accept_lens, new_seq_lens, torch.stack(next_candidates, dim=1))

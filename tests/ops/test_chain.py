@@ -1,5 +1,5 @@
-"""Chain operators: a window is the next free slots, and verification keeps exactly what the
-target said: the output's distribution is the target's.
+"""Chain operators: a step's rows and its tail lie where the tokens will, and verification keeps
+exactly what the target said: the output's distribution is the target's.
 
 Distributions are enumerated with exact fractions over a tiny vocabulary, never sampled.
 """
@@ -15,35 +15,81 @@ from sglang_ascend.ops import chain
 VOCABULARY = range(3)
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 16])
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-def test_a_window_is_the_slots_that_follow_each_request(width, index_dtype):
-    generator = torch.Generator().manual_seed(width)
-    req_to_token = torch.randperm(8 * 50, generator=generator).view(8, 50).int()
-    starts = [0, 1, 33, 17, 34]
-    rows = [5, 0, 7, 2, 3]
-    expected = [
-        int(req_to_token[row, start + j])
-        for start, row in zip(starts, rows, strict=True)
-        for j in range(width)
-    ]
-    window = chain.window_slots(
-        torch.tensor(starts, dtype=index_dtype),
-        torch.tensor(rows, dtype=index_dtype),
+STARTS, ROWS = [1, 0, 33, 17, 34], [5, 0, 7, 2, 3]
+
+
+def slot_lists(max_context_len: int) -> torch.Tensor:
+    """int32 [8, max_context_len]: distinct slots, in no order."""
+    generator = torch.Generator().manual_seed(max_context_len)
+    return torch.randperm(8 * max_context_len, generator=generator).view(8, -1).int()
+
+
+def prepared(num_steps: int, req_to_token: torch.Tensor):
+    return chain.prepare_step(
+        torch.tensor(STARTS),
+        torch.tensor(ROWS),
         req_to_token,
-        width,
+        torch.arange(2 * num_steps),
+        max(STARTS) + 2 * num_steps,
     )
-    assert window.dtype == torch.int64
-    assert window.tolist() == expected
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 15])
+def test_a_step_is_prepared_from_the_committed_lengths(num_steps):
+    """Oracle: one request and one position at a time."""
+    req_to_token = slot_lists(80)
+    inputs = prepared(num_steps, req_to_token)
+    lists = [req_to_token[row].tolist() for row in ROWS]
+    places = [
+        (start + j, row)
+        for start, row in zip(STARTS, lists, strict=True)
+        for j in range(num_steps + 1)
+    ]
+    assert inputs.positions.tolist() == [position for position, _ in places]
+    assert inputs.row_slots.tolist() == [row[position] for position, row in places]
+    for request, (start, row) in enumerate(zip(STARTS, lists, strict=True)):
+        assert inputs.slots[request].tolist() == row[start : start + 2 * num_steps]
+        assert inputs.kv_lens[request] == start + num_steps + 1
+        reach = start + 2 * num_steps
+        assert inputs.block_table[request, :reach].tolist() == row[:reach]
+    indices = (inputs.positions, inputs.row_slots, inputs.slots, inputs.kv_lens)
+    assert {tensor.dtype for tensor in indices} == {torch.int64}
+
+
+def test_a_prepared_step_does_not_follow_the_slot_lists():
+    """After ``publish`` the scheduler writes them for the next step, while this one still runs."""
+    req_to_token = slot_lists(80)
+    inputs = prepared(3, req_to_token)
+    before = inputs.block_table.clone(), inputs.slots.clone(), inputs.row_slots.clone()
+    req_to_token.fill_(-1)
+    after = inputs.block_table, inputs.slots, inputs.row_slots
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 15])
+def test_the_tail_follows_the_last_kept_token(num_steps):
+    req_to_token = slot_lists(80)
+    inputs = prepared(num_steps, req_to_token)
+    accept_lens = torch.tensor([1, num_steps + 1, 1 + num_steps // 2, num_steps, 2])
+    tail = chain.place_tail(
+        torch.tensor(STARTS) + accept_lens,
+        accept_lens.int(),
+        inputs.slots,
+        torch.arange(num_steps - 1)[:, None],
+    )
+    assert tail.positions.shape == tail.slots.shape == tail.kv_lens.shape == (num_steps - 1, 5)
+    for request, (start, row) in enumerate(zip(STARTS, ROWS, strict=True)):
+        for j in range(num_steps - 1):
+            position = start + int(accept_lens[request]) + j
+            assert tail.positions[j, request] == position
+            assert tail.slots[j, request] == req_to_token[row, position]
+            assert tail.kv_lens[j, request] == position + 1
 
 
 def verify(sampled: tuple[int, ...], drafted: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokens that one request emits, read through accept_index as the scheduler does."""
-    rows = torch.tensor([sampled], dtype=torch.int32)
-    accept_lens, accept_index = chain.verify_chain(rows, torch.tensor([drafted]))
-    kept = [index for index in accept_index[0].tolist() if index >= 0]
-    assert len(kept) == accept_lens.item()
-    return tuple(sampled[index] for index in kept)
+    """The tokens that one request emits."""
+    (accept_len,) = chain.verify_chain(torch.tensor([sampled]), torch.tensor([drafted])).tolist()
+    return sampled[:accept_len]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
@@ -53,24 +99,18 @@ def test_every_small_chain_keeps_its_longest_agreed_prefix_and_one_more(num_step
     pairs = sorted({(sampled, drafted[:num_steps]) for sampled, drafted in pairs})
     sampled = torch.tensor([pair[0] for pair in pairs])
     drafted = torch.tensor([pair[1] for pair in pairs])
-    accept_lens, accept_index = chain.verify_chain(sampled, drafted)
-    assert accept_lens.dtype == accept_index.dtype == torch.int32
+    accept_lens = chain.verify_chain(sampled, drafted)
+    assert accept_lens.dtype == torch.int32
     for request, (rows, chain_tokens) in enumerate(pairs):
         agreed = 0
         while agreed < num_steps and rows[agreed] == chain_tokens[agreed]:
             agreed += 1
-        first_row = request * (num_steps + 1)
-        kept = list(range(first_row, first_row + agreed + 1))
         assert accept_lens[request] == agreed + 1
-        assert accept_index[request].tolist() == kept + [-1] * (num_steps - agreed)
 
 
 def test_an_empty_batch_has_nothing_to_verify():
-    accept_lens, accept_index = chain.verify_chain(
-        torch.empty(0, 4, dtype=torch.int64), torch.empty(0, 3, dtype=torch.int64)
-    )
-    assert accept_lens.shape == (0,)
-    assert accept_index.shape == (0, 4)
+    nothing = torch.empty(0, 4, dtype=torch.int64)
+    assert chain.verify_chain(nothing, nothing[:, 1:]).shape == (0,)
 
 
 def target(prefix: tuple[int, ...]) -> list[Fraction]:

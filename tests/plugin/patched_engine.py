@@ -20,8 +20,7 @@ def without_workarounds() -> None:
     attention_backend._always_absorb_mla = lambda: None
     for name in ("get_device", "get_kv_pool_cls"):
         delattr(platform.EmulationPlatform, name)
-    for name in ("need_topk", "carries_draft_hidden_states", "create_future_map"):
-        delattr(mtp_algorithm.MTPAlgorithm, name)
+    del mtp_algorithm.MTPAlgorithm.need_topk
     del mtp_worker.MTPWorker.__init__
     mtp_worker.MTPWorker.draft_worker_cls = mtp_worker.MTPDraftWorker
 

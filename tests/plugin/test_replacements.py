@@ -67,36 +67,57 @@ def test_a_writer_that_forgets_the_start_offset_is_caught():
     assert inputs["req_to_token"].tolist() != wrong
 
 
-@pytest.mark.parametrize("has_hidden", [True, False])
-@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
-def test_the_relay_is_gathered_row_by_row(has_hidden, index_dtype):
-    from sglang_ascend.plugin.replacements import gather_spec_extras
+class TestChainRelay:
+    """What a step leaves is what the next one of the same request finds, whoever came between."""
 
-    buffers = [torch.rand(9, 1), torch.randint(50, (9, 1)), torch.randint(50, (9,))]
-    buffers.append(torch.rand(9, 4, dtype=torch.bfloat16) if has_hidden else None)
-    indices = [7, 0, 7, 3]
-    gathered = gather_spec_extras(torch.tensor(indices, dtype=index_dtype), *buffers)
-    for got, buffer in zip(gathered, buffers, strict=True):
-        if buffer is None:
-            assert got is None
-        else:
-            assert torch.equal(got, torch.stack([buffer[index] for index in indices]))
+    @pytest.fixture
+    def relay(self, loaded_plugins, monkeypatch):
+        from sglang_ascend.plugin import chain_relay
 
+        settings = SimpleNamespace(speculative_num_draft_tokens=4)
+        monkeypatch.setattr(chain_relay, "get_spec", lambda: settings)
+        pool = SimpleNamespace(req_to_token=torch.zeros(9, 5))
+        return chain_relay.ChainRelay("cpu", SimpleNamespace(is_dspark=lambda: False), pool)
 
-def test_the_gathered_rows_are_copies():
-    """The relay buffers are overwritten by the next step while this one still reads its rows."""
-    from sglang_ascend.plugin.replacements import gather_spec_extras
+    def payload(self, candidates, bonus=None):
+        from sglang.srt.managers.overlap_utils import RelayPayload
 
-    buffers = [
-        torch.zeros(3, 1),
-        torch.zeros(3, 1).long(),
-        torch.zeros(3).long(),
-        torch.zeros(3, 2),
-    ]
-    gathered = gather_spec_extras(torch.tensor([1]), *buffers)
-    for buffer in buffers:
-        buffer.fill_(9)
-    assert all(int(rows.max()) == 0 for rows in gathered)
+        return RelayPayload(bonus_tokens=bonus, topk_index=candidates)
+
+    def resolved(self, relay, rows):
+        draft_input = SimpleNamespace(future_indices=torch.tensor(rows, dtype=torch.int64))
+        draft_input.topk_index = None
+        relay._resolve_spec_extras(SimpleNamespace(spec_info=draft_input))
+        return draft_input.topk_index
+
+    def test_each_request_finds_its_own_chain(self, relay):
+        first = torch.arange(8).view(2, 4)
+        relay.stash(torch.tensor([7, 3]), self.payload(first))
+        relay.stash(torch.tensor([1]), self.payload(torch.full((1, 4), 50)))
+        assert self.resolved(relay, [3, 1, 7]).tolist() == [[4, 5, 6, 7], [50] * 4, [0, 1, 2, 3]]
+
+    def test_the_chain_is_a_copy(self, relay):
+        """The next step's rows are written while this one still reads its own."""
+        relay.stash(torch.tensor([2]), self.payload(torch.ones(1, 4, dtype=torch.int64)))
+        found = self.resolved(relay, [2])
+        relay.stash(torch.tensor([2]), self.payload(torch.zeros(1, 4, dtype=torch.int64)))
+        assert found.tolist() == [[1, 1, 1, 1]]
+
+    def test_core_gathers_the_last_emitted_token(self, relay):
+        """As it does for the decode rows of a mixed chunk."""
+        relay.stash(torch.tensor([5]), self.payload(torch.tensor([[9, 1, 2, 3]])))
+        assert relay.output_tokens_buf[torch.tensor([5])].tolist() == [9]
+
+    def test_a_token_alone_is_taken_too(self, relay):
+        relay.stash(torch.tensor([4]), self.payload(None, bonus=torch.tensor([8])))
+        assert self.resolved(relay, [4])[0, 0] == 8
+
+    def test_an_idle_batch_and_a_batch_of_prefill_have_nothing_to_relay(self, relay):
+        nothing = torch.empty(0, dtype=torch.int64)
+        relay.stash(nothing, self.payload(nothing.view(0, 4)))
+        assert self.resolved(relay, []) is None
+        relay._resolve_spec_extras(SimpleNamespace(spec_info=None))
+        assert not relay.candidates.any()
 
 
 def model_with_head() -> SimpleNamespace:
@@ -172,14 +193,6 @@ class TestHooksInThisProcess:
             if hook.kind in (HookType.AROUND, HookType.AFTER):
                 taken = taken[1:]  # the function that it wraps, or its result, comes first
             assert taken in (expected, ["args", "kwargs"]), hook.target
-
-    def test_modules_that_imported_the_name_before_call_the_replacement(self):
-        from sglang.srt.managers import overlap_utils
-
-        rows = overlap_utils.gather_spec_extras(
-            torch.tensor([1]), *(torch.arange(3.0)[:, None] for _ in range(3)), None
-        )
-        assert rows[0].item() == 1.0
 
     def test_a_hook_that_sglang_failed_to_apply_is_missing(self, monkeypatch):
         from sglang.srt.plugins.hook_registry import HookRegistry

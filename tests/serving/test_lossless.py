@@ -162,9 +162,8 @@ def test_a_broken_verifier_is_found(
     assert wrong >= len(chosen) // 4
 
 
-@pytest.mark.parametrize(
-    "model", ["nano-deepseek", pytest.param("smollm2-mtp", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@both_models
 @pytest.mark.parametrize("dtype", ["bfloat16"])
 def test_in_bf16_only_ties_differ(
     servers: ServerPool,

@@ -4,6 +4,9 @@ what decoding alone would have put there.
 The oracle decodes with the toy language model from scratch for every token.
 """
 
+import inspect
+from dataclasses import replace
+
 import pytest
 import torch
 from toy_models import (
@@ -18,51 +21,47 @@ from toy_models import (
     states_of,
 )
 
-from sglang_ascend.ops import chain
-from sglang_ascend.speculative.step import draft_chain, speculative_step
+from sglang_ascend.speculative.step import speculative_step
 
 
 def check_step(models: ToyModels) -> list[int]:
     """Runs one step, checks all that it leaves behind, and commits it; accepted lengths."""
     seq_lens = models.seq_lens
     width = models.num_steps + 1
-    models.begin_step()
-    result = speculative_step(models.seed, seq_lens, models.num_steps, models)
-    drafts = ["draft"] * (models.num_steps - 1)
-    assert models.calls == [*drafts, "verify", "sample", "publish", "extend"]
+    requests = models.begin_step()
+    result = speculative_step(models.candidates, requests, models.constants, models)
+    models.end_step()
+    tails = ["tail"] * (models.num_steps - 1)
+    assert models.calls == ["verify", "sample", "publish", "extend", *tails]
     assert torch.equal(result.new_seq_lens, seq_lens + result.accept_lens)
     assert torch.equal(models.published, result.new_seq_lens)
 
-    window = {
-        models.slot(request, len(tokens) + offset)
-        for request, tokens in enumerate(models.committed)
-        for offset in range(width)
-    }
-    assert models.target_written == window
-    assert models.mtp_written == window
+    accept_lens = result.accept_lens.tolist()
+    for written, num_tails in ((models.target_written, 0), (models.mtp_written, len(tails))):
+        assert written == {
+            models.slot(request, len(tokens) + offset)
+            for request, tokens in enumerate(models.committed)
+            for offset in {*range(width), *(accept_lens[request] + j for j in range(num_tails))}
+        }
 
     for request, tokens in enumerate(models.committed):
-        accept_len = int(result.accept_lens[request])
+        accept_len = accept_lens[request]
         emitted = result.sampled[request, :accept_len].tolist()
-        rows = [request * width + row for row in range(accept_len)]
-        assert result.accept_index[request].tolist() == rows + [-1] * (width - accept_len)
         # The old bonus token enters the caches; the last emitted one is the next bonus.
         truth = decode_greedily(tokens, accept_len + 1)
         assert emitted == truth[len(tokens) + 1 :]
         tokens += truth[len(tokens) : -1]
         states = states_of(tokens)
         assert int(result.new_seq_lens[request]) == len(tokens)
-        assert int(result.seed.bonus_tokens[request]) == truth[-1]
-        after_bonus = fold(states[-1], truth[-1])
-        assert int(result.seed.hidden_states[request, 0]) == after_bonus
-        assert int(result.seed.first_tokens[request]) == models.predict(after_bonus)
+        drafted = models.chain_after(fold(states[-1], truth[-1]))
+        assert result.candidates[request].tolist() == [truth[-1], *drafted]
         for position, token in enumerate(tokens):
             slot = models.slot(request, position)
             assert models.target_cache[slot] == token
             following = truth[position + 1]
             assert models.mtp_cache[slot] == (states[position], following)
-    models.seed = result.seed
-    return result.accept_lens.tolist()
+    models.candidates = result.candidates
+    return accept_lens
 
 
 @pytest.mark.parametrize("predict", DRAFTS)
@@ -95,25 +94,18 @@ def test_mixed_drafts_are_accepted_to_every_length():
     assert {length for _ in range(9) for length in check_step(models)} == {1, 2, 3, 4}
 
 
-def test_a_chain_of_one_needs_no_draft_forward():
-    models = ToyModels(make_prompts(2), 1, perfect)
-    models.begin_step()
-    drafted = draft_chain(models.seed, 1, models)
-    assert drafted.tolist() == models.seed.first_tokens[:, None].tolist()
-    assert models.calls == []
-
-
 def test_the_step_leaves_its_inputs_alone():
     models = ToyModels(make_prompts(3), 3, mixed)
-    seed, seq_lens = models.seed, models.seq_lens
-    before = [
-        tensor.clone()
-        for tensor in (seed.bonus_tokens, seed.first_tokens, seed.hidden_states, seq_lens)
-    ]
-    models.begin_step()
-    speculative_step(seed, seq_lens, 3, models)
-    after = [seed.bonus_tokens, seed.first_tokens, seed.hidden_states, seq_lens]
+    requests, candidates = models.begin_step(), models.candidates
+    before = [candidates.clone(), requests.seq_lens.clone(), requests.req_pool_indices.clone()]
+    speculative_step(candidates, requests, models.constants, models)
+    after = [candidates, requests.seq_lens, requests.req_pool_indices]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_the_step_fits_a_page():
+    lines = inspect.getsource(speculative_step).splitlines()
+    assert len(lines) < 60
 
 
 # Broken on purpose: what check_step must catch.
@@ -122,22 +114,19 @@ def test_the_step_leaves_its_inputs_alone():
 class UnshiftedExtend(ToyModels):
     """Pairs hidden j with token j, as if nothing had been dropped."""
 
-    def verify(self, candidates):
-        self.candidates = candidates
-        return super().verify(candidates)
+    def verify(self, inputs, candidates):
+        self.verified = candidates
+        return super().verify(inputs, candidates)
 
     def extend(self, tokens, hidden, last_rows):
-        return super().extend(self.candidates, hidden, last_rows)
+        return super().extend(self.verified, hidden, last_rows)
 
 
 class LateWindow(ToyModels):
     """Writes one slot past the window."""
 
     def begin_step(self):
-        super().begin_step()
-        self.window = chain.window_slots(
-            self.seq_lens + 1, self.rows, self.req_to_token, self.num_steps + 1
-        ).view(-1, self.num_steps + 1)
+        return replace(super().begin_step(), seq_lens=self.seq_lens + 1)
 
 
 class SharedRow(ToyModels):
@@ -145,20 +134,20 @@ class SharedRow(ToyModels):
 
     def begin_step(self):
         self.rows[1] = self.rows[0]
-        super().begin_step()
+        return super().begin_step()
 
 
 class BlindVerify(ToyModels):
     """The target scores every row as if it were the first."""
 
-    def verify(self, candidates):
-        logits, hidden = super().verify(candidates)
+    def verify(self, inputs, candidates):
+        logits, hidden = super().verify(inputs, candidates)
         width = self.num_steps + 1
         return logits[::width].repeat_interleave(width, dim=0), hidden
 
 
 class DraftStateKept(ToyModels):
-    """The MTP cache keeps what the draft wrote instead of the target's states."""
+    """The MTP cache keeps what the tail wrote instead of the target's states."""
 
     def extend(self, tokens, hidden, last_rows):
         kept = dict(self.mtp_cache)
@@ -167,11 +156,36 @@ class DraftStateKept(ToyModels):
         return output
 
 
+class ShiftedTail(ToyModels):
+    """The tail runs one position late, as if lengths had been shifted with the tokens."""
+
+    def tail(self, j, tail, tokens, hidden):
+        late = replace(tail, positions=tail.positions + 1, kv_lens=tail.kv_lens + 1)
+        return super().tail(j, late, tokens, hidden)
+
+
+class TailFromTheLastRow(ToyModels):
+    """The tail continues from row K, accepted or not."""
+
+    def extend(self, tokens, hidden, last_rows):
+        width = self.num_steps + 1
+        return super().extend(tokens, hidden, torch.arange(len(tokens)) * width + width - 1)
+
+
 @pytest.mark.parametrize(
-    "broken", [UnshiftedExtend, LateWindow, SharedRow, BlindVerify, DraftStateKept]
+    "broken",
+    [
+        UnshiftedExtend,
+        LateWindow,
+        SharedRow,
+        BlindVerify,
+        DraftStateKept,
+        ShiftedTail,
+        TailFromTheLastRow,
+    ],
 )
 def test_a_broken_step_would_be_seen(broken):
     models = broken(make_prompts(4), 3, mixed)
-    with pytest.raises((AssertionError, KeyError)):
+    with pytest.raises((AssertionError, KeyError, IndexError, RuntimeError)):
         for _ in range(6):
             check_step(models)

@@ -1,12 +1,11 @@
-"""A toy language model and a toy MTP layer with real state in slots, as ``Forwards`` of a batch.
+"""A toy language model and a toy MTP layer with real state in slots, as ``Models`` of a batch.
 
 Both read their slots back at every forward and fail on one that does not hold what it must.
 """
 
 import torch
 
-from sglang_ascend.ops import chain
-from sglang_ascend.speculative.step import DraftSeed
+from sglang_ascend.speculative.step import Requests, StepConstants
 
 VOCABULARY = 11
 NUM_STATES = 9973
@@ -73,7 +72,7 @@ def make_prompts(batch_size: int) -> list[list[int]]:
 
 
 class ToyModels:
-    """``Forwards`` of a batch: two caches behind one slot table, as in SGLang.
+    """``Models`` of a batch: two caches behind one slot table, as in SGLang.
 
     The target's slot holds its token; a hidden state is the fold of all tokens up to it. The MTP
     slot of position p holds (hidden state p, token p + 1) and its output is the state at p + 1.
@@ -86,31 +85,36 @@ class ToyModels:
         slots = torch.randperm(2 * batch_size * MAX_CONTEXT_LEN, generator=generator)
         self.req_to_token = slots.view(2 * batch_size, MAX_CONTEXT_LEN)
         self.rows = torch.randperm(2 * batch_size, generator=generator)[:batch_size]
+        self.constants = StepConstants(num_steps, batch_size, "cpu")
         self.target_cache: dict[int, int] = {}
         self.mtp_cache: dict[int, tuple[int, int]] = {}
         # Tokens whose target state is final, per request; the bonus token comes after them.
         self.committed = [list(prompt) for prompt in prompts]
         self.calls: list[str] = []
         self.published: torch.Tensor | None = None
-        self.seed = self._prefill()
+        self.candidates = self._prefill()
 
-    def _prefill(self) -> DraftSeed:
-        bonus, first, hidden = [], [], []
+    def _prefill(self) -> torch.Tensor:
+        """Caches of the prompts, and [bonus, draft 1, ..., draft K] of each request."""
+        rows = []
         for request, tokens in enumerate(self.committed):
             states = states_of(tokens)
-            bonus.append(next_token(states[-1]))
-            following = [*tokens[1:], bonus[-1]]
+            bonus = next_token(states[-1])
+            following = [*tokens[1:], bonus]
             for position, token in enumerate(tokens):
                 slot = self.slot(request, position)
                 self.target_cache[slot] = token
                 self.mtp_cache[slot] = (states[position], following[position])
-            hidden.append(fold(states[-1], bonus[-1]))
-            first.append(self.predict(hidden[-1]))
-        return DraftSeed(
-            bonus_tokens=torch.tensor(bonus, dtype=torch.int32),
-            first_tokens=torch.tensor(first),
-            hidden_states=torch.tensor(hidden, dtype=torch.float64)[:, None],
-        )
+            rows.append([bonus, *self.chain_after(fold(states[-1], bonus))])
+        return torch.tensor(rows)
+
+    def chain_after(self, state: int) -> list[int]:
+        """What the MTP layer drafts from a state, applied to its own output K times."""
+        drafted = []
+        for _ in range(self.num_steps):
+            drafted.append(self.predict(state))
+            state = fold(state, drafted[-1])
+        return drafted
 
     def slot(self, request: int, position: int) -> int:
         return int(self.req_to_token[self.rows[request], position])
@@ -119,67 +123,54 @@ class ToyModels:
     def seq_lens(self) -> torch.Tensor:
         return torch.tensor([len(tokens) for tokens in self.committed])
 
-    def begin_step(self) -> None:
+    def begin_step(self) -> Requests:
         self.calls.clear()
         self.target_written: set[int] = set()
         self.mtp_written: set[int] = set()
-        self.window = chain.window_slots(
-            self.seq_lens, self.rows, self.req_to_token, self.num_steps + 1
-        ).view(-1, self.num_steps + 1)
+        max_kv_len = int(self.seq_lens.max()) + 2 * self.num_steps
+        return Requests(self.seq_lens, self.rows, self.req_to_token, max_kv_len)
 
-    def run_mtp(self, request: int, position: int, slot: int, state: int, token: int) -> int:
-        """Writes one slot, then reads every slot up to it: the toy's attention."""
+    def run_mtp(self, slots: list[int], slot: int, state: int, token: int) -> int:
+        """Writes one slot, then reads those before it, newest first: the toy's attention."""
         self.mtp_cache[slot] = (state, token)
         self.mtp_written.add(slot)
-        tokens = self.committed[request]
-        states = states_of(tokens)
-        for seen in range(min(position, len(tokens) - 1)):
-            pair = self.mtp_cache[self.slot(request, seen)]
-            assert pair == (states[seen], tokens[seen + 1]), "a committed MTP slot went stale"
-        for seen in range(len(tokens), position):
-            earlier_state, earlier_token = self.mtp_cache[self.slot(request, seen)]
-            later_state, _ = self.mtp_cache[self.slot(request, seen + 1)]
+        later_state = state
+        for seen in reversed(slots):
+            earlier_state, earlier_token = self.mtp_cache[seen]
             assert fold(earlier_state, earlier_token) == later_state, "the chain is broken"
+            later_state = earlier_state
         return fold(state, token)
 
-    def draft(self, step: int, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple:
-        self.calls.append("draft")
-        states = [
-            self.run_mtp(
-                request,
-                len(self.committed[request]) + step,
-                int(self.window[request, step]),
-                int(hidden[request, 0]),
-                int(token),
-            )
-            for request, token in enumerate(tokens)
-        ]
-        return self.mtp_output(states)
-
-    def verify(self, candidates: torch.Tensor) -> tuple:
+    def verify(self, inputs, candidates: torch.Tensor) -> tuple:
         self.calls.append("verify")
+        self.inputs, width = inputs, self.num_steps + 1
         states = []
         for request, tokens in enumerate(candidates.tolist()):
             for offset, token in enumerate(tokens):
-                slot = int(self.window[request, offset])
+                slot = int(inputs.row_slots[request * width + offset])
                 self.target_cache[slot] = token
                 self.target_written.add(slot)
-            length = len(self.committed[request])
-            seen = [
-                self.target_cache[self.slot(request, position)]
-                for position in range(length + len(tokens))
-            ]
-            states += states_of(seen)[length:]
+            kv_len = int(inputs.kv_lens[request])
+            slots = inputs.block_table[request, :kv_len].tolist()
+            seen = states_of([self.target_cache[slot] for slot in slots])
+            positions = inputs.positions[request * width : (request + 1) * width]
+            states += [seen[position] for position in positions.tolist()]
         logits = one_hot([next_token(state) for state in states])
         return logits, torch.tensor(states, dtype=torch.float64)[:, None]
 
     def sample(self, logits: torch.Tensor) -> torch.Tensor:
         self.calls.append("sample")
-        return logits.argmax(dim=-1).view(-1, self.num_steps + 1).to(torch.int32)
+        return logits.argmax(dim=-1).view(-1, self.num_steps + 1)
 
     def publish(self, new_seq_lens: torch.Tensor) -> None:
         self.calls.append("publish")
         self.published = new_seq_lens
+        # What the scheduler may do from here on: rows and lengths are its own again.
+        self.req_to_token_before = self.req_to_token.clone()
+        self.req_to_token.fill_(-1)
+
+    def end_step(self) -> None:
+        self.req_to_token.copy_(self.req_to_token_before)
 
     def extend(self, tokens: torch.Tensor, hidden: torch.Tensor, last_rows: torch.Tensor) -> tuple:
         self.calls.append("extend")
@@ -188,11 +179,23 @@ class ToyModels:
         for request, row in enumerate(tokens.tolist()):
             for offset, token in enumerate(row):
                 state = int(hidden[request * width + offset, 0])
-                slot = int(self.window[request, offset])
+                slot = int(self.inputs.row_slots[request * width + offset])
                 self.mtp_cache[slot] = (state, token)
                 self.mtp_written.add(slot)
                 states.append(fold(state, token))
         return self.mtp_output([states[row] for row in last_rows.tolist()])
+
+    def tail(self, j: int, tail, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple:
+        self.calls.append("tail")
+        states = []
+        for request, token in enumerate(tokens.tolist()):
+            position, kv_len = int(tail.positions[j, request]), int(tail.kv_lens[j, request])
+            assert position == kv_len - 1
+            slots = self.inputs.block_table[request, :kv_len].tolist()
+            assert slots[-1] == int(tail.slots[j, request])
+            state = int(hidden[request, 0])
+            states.append(self.run_mtp(slots[:-1], slots[-1], state, token))
+        return self.mtp_output(states)
 
     def mtp_output(self, states: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.tensor([self.predict(state) for state in states])

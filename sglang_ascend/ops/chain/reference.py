@@ -1,32 +1,67 @@
-"""Definitions of the chain operators: where a window of tokens lives, how much of it to keep."""
+"""Definitions of the chain operators: prepare a step once, accept a chain, place its tail."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 
-def window_slots(
-    starts: torch.Tensor, req_pool_indices: torch.Tensor, req_to_token: torch.Tensor, width: int
-) -> torch.Tensor:
-    """Slots of the ``width`` tokens that follow each request's committed tokens.
+@dataclass(frozen=True)
+class StepInputs:
+    """What every forward of a step is told, made once from device lengths.
+
+    The verified rows are bonus and chain, K+1 per request, from position ``seq_len`` on. The tail
+    drafts of the step reach K-1 positions past them: ``slots`` covers both.
+    """
+
+    positions: torch.Tensor  # int64 [batch * (K+1)], of the verified rows, request-major
+    row_slots: torch.Tensor  # int64 [batch * (K+1)], KV slot of each verified row
+    slots: torch.Tensor  # int64 [batch, 2K], slots of the positions from seq_len on
+    kv_lens: torch.Tensor  # int64 [batch], seq_len + K+1
+    block_table: torch.Tensor  # int64 [batch, max_kv_len], slot of every position (pages of 1)
+
+
+@dataclass(frozen=True)
+class TailInputs:
+    """Tail draft j (row j-1) runs at the j-th position after the committed tokens."""
+
+    positions: torch.Tensor  # int64 [K-1, batch]
+    slots: torch.Tensor  # int64 [K-1, batch]
+    kv_lens: torch.Tensor  # int64 [K-1, batch], including the row itself
+
+
+def prepare_step(
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    offsets: torch.Tensor,
+    max_kv_len: int,
+) -> StepInputs:
+    """Positions, slots, lengths and block table of one step. Does not synchronise.
 
     Args:
-        starts: int [batch], committed tokens of each request (first free position).
+        seq_lens: int64 [batch], committed tokens of each request (first free position).
         req_pool_indices: int [batch], row of each request in ``req_to_token``.
-        req_to_token: int [rows, max_context_len], position -> KV slot.
-        width: tokens per request.
-
-    Returns:
-        int64 [batch * width], request-major. Does not synchronise.
+        req_to_token: int [rows, max_context_len], position -> KV slot. Read here only, so the
+            scheduler may write the next step's slots while this one runs.
+        offsets: int64 [2K], 0, 1, 2, ...; K is the number of drafted tokens.
+        max_kv_len: host bound, at least seq_len + 2K of every request.
     """
-    offsets = torch.arange(width, device=starts.device)
-    positions = starts.long()[:, None] + offsets
-    return req_to_token[req_pool_indices.long()[:, None], positions].reshape(-1).long()
+    num_draft_tokens = len(offsets) // 2 + 1
+    block_table = req_to_token[req_pool_indices, :max_kv_len].long()
+    window = seq_lens[:, None] + offsets
+    slots = block_table.gather(1, window)
+    return StepInputs(
+        positions=window[:, :num_draft_tokens].reshape(-1),
+        row_slots=slots[:, :num_draft_tokens].reshape(-1),
+        slots=slots,
+        kv_lens=seq_lens + num_draft_tokens,
+        block_table=block_table,
+    )
 
 
-def verify_chain(
-    sampled: torch.Tensor, draft_tokens: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def verify_chain(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
     """Accepts the longest prefix of a drafted chain that the target drew itself.
 
     Row j of ``sampled`` is drawn from the target's distribution after draft tokens 1..j. While
@@ -37,20 +72,36 @@ def verify_chain(
     with a deterministic draft: q is a point mass, so min(1, p/q) is p(draft)).
 
     Args:
-        sampled: int [batch, num_draft_tokens], target draws of the K+1 verified rows.
-        draft_tokens: int [batch, num_draft_tokens - 1], the drafted chain.
+        sampled: int [batch, K+1], target draws of the K+1 verified rows.
+        draft_tokens: int [batch, K], the drafted chain.
 
     Returns:
-        accept_lens: int32 [batch] in 1..K+1, kept tokens including the bonus.
-        accept_index: int32 [batch, K+1], flat row of each kept token, -1 past accept_lens.
-        Does not synchronise.
+        int32 [batch] in 1..K+1, kept tokens including the bonus. Does not synchronise.
     """
-    batch_size, num_draft_tokens = sampled.shape
-    matches = (draft_tokens == sampled[:, :-1]).to(torch.int32)
-    accept_lens = 1 + matches.cumprod(dim=1).sum(dim=1, dtype=torch.int32)
-    rows = torch.arange(
-        batch_size * num_draft_tokens, dtype=torch.int32, device=sampled.device
-    ).view(batch_size, num_draft_tokens)
-    columns = rows[:1] if batch_size else rows
-    accept_index = torch.where(columns < accept_lens[:, None], rows, -1)
-    return accept_lens, accept_index
+    matches = (draft_tokens == sampled[:, :-1]).cumprod(dim=1, dtype=torch.int32)
+    return matches.sum(dim=1, dtype=torch.int32) + 1
+
+
+def place_tail(
+    new_seq_lens: torch.Tensor,
+    accept_lens: torch.Tensor,
+    slots: torch.Tensor,
+    offsets: torch.Tensor,
+) -> TailInputs:
+    """Where the K-1 tail drafts go: behind the committed tokens, in the step's own slots.
+
+    Args:
+        new_seq_lens: int64 [batch], seq_len + accept_len.
+        accept_lens: int [batch], in 1..K+1.
+        slots: int64 [batch, 2K], as ``prepare_step`` gave them.
+        offsets: int64 [K-1, 1], 0, 1, 2, ...
+
+    Returns:
+        rows of tail draft j = 1..K-1. Does not synchronise.
+    """
+    positions = new_seq_lens + offsets
+    return TailInputs(
+        positions=positions,
+        slots=slots.t().gather(0, accept_lens + offsets),
+        kv_lens=positions + 1,
+    )
