@@ -81,7 +81,6 @@ def stubbed_server(name: str, folder: Path, num_steps: int, scratch: Path) -> It
     }
     server = ServerProcess(arguments, scratch / f"{name}.log", environment=environment)
     try:
-        server.wait_until_ready()
         yield Stubbed(server, times)
     finally:
         server.stop()
@@ -127,6 +126,8 @@ def main(
             name: stack.enter_context(stubbed_server(name, folder, num_steps, Path(scratch)))
             for name in ALGORITHMS
         }
+        for stubbed in servers.values():
+            stubbed.server.wait_until_ready()
         for batch in batches:
             report[f"batch_{batch}"] = measure(servers, batch, rounds, steps)
     if as_json:

@@ -40,12 +40,11 @@ class Round:
 
 
 @contextmanager
-def running_server(*arguments: str, **environment: str) -> Iterator[ServerProcess]:
+def starting_server(*arguments: str, **environment: str) -> Iterator[ServerProcess]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         server = ServerProcess(arguments, log, environment=environment)
         try:
-            server.wait_until_ready()
             yield server
         finally:
             server.stop()
@@ -164,11 +163,11 @@ def start_servers(
     # The servers share the cores: one that is not asked must not spin.
     common = ("--model-path", str(folder), "--sleep-on-idle")
     starts = {
-        "plain": running_server(*common),
-        "mtp": running_server(*common, "--speculative-algorithm", "MTP", *steps),
+        "plain": starting_server(*common),
+        "mtp": starting_server(*common, "--speculative-algorithm", "MTP", *steps),
     }
     if in_tree:
-        starts["in_tree"] = running_server(
+        starts["in_tree"] = starting_server(
             *common,
             "--speculative-algorithm",
             "EAGLE_IN_TREE",
@@ -176,7 +175,10 @@ def start_servers(
             PYTHONPATH=str(Path(__file__).parent / "server_parts"),
             BENCHMARK_PARTS="in_tree_eagle",
         )
-    return {name: stack.enter_context(start) for name, start in starts.items()}
+    servers = {name: stack.enter_context(start) for name, start in starts.items()}
+    for server in servers.values():
+        server.wait_until_ready()
+    return servers
 
 
 def print_table(report: dict[str, Any], batches: list[int], others: list[str]) -> None:

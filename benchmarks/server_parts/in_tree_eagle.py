@@ -99,8 +99,8 @@ class InTreeAlgorithm(MTPAlgorithm):
     def carries_draft_hidden_states(self) -> bool:
         return True
 
-    def create_future_map(self, device: Any, pool: Any, *needs: bool) -> FutureMap:
-        return FutureMap(device, self, pool, *needs)
+    def create_future_map(self, device: Any, req_to_token_pool: Any, **needs: bool) -> FutureMap:
+        return FutureMap(device, self, req_to_token_pool, **needs)
 
     resolve_max_speculative_num_draft_tokens = (
         CustomSpecAlgo.resolve_max_speculative_num_draft_tokens
@@ -162,7 +162,7 @@ def verify_tree_greedy_func(
 
 def fill_bonus_tokens_func(accept_tokens, accept_lens, bonus_tokens, accept_stride, batch_size):
     last = torch.arange(batch_size) * accept_stride + accept_lens - 1
-    bonus_tokens.copy_(accept_tokens[last])
+    bonus_tokens.copy_(accept_tokens.view(-1)[last])
 
 
 def gather_spec_extras(indices, topk_p, topk_index, output_tokens, hidden_states) -> tuple:
