@@ -10,6 +10,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
+from sglang_ascend.ops import sampling
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 
 
@@ -34,7 +35,7 @@ class MTPDraftWorker(EagleDraftWorker):
 
     def propose(self, logits: torch.Tensor) -> torch.Tensor:
         """Most likely token of each row, as an id of the target's vocabulary: int64 [rows]."""
-        tokens = logits.argmax(dim=-1)
+        tokens = sampling.greedy(logits)
         return tokens if self.hot_token_id is None else self.hot_token_id[tokens]
 
     def _draft_extend_for_prefill(self, *args: Any, **kwargs: Any) -> EagleDraftInput:

@@ -14,6 +14,8 @@ from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardMode,
 )
+from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
+from sglang.srt.runtime_context import get_model
 from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.eagle_info import (
@@ -30,6 +32,7 @@ from sglang.srt.speculative.spec_utils import (
 )
 
 from sglang_ascend.attention.metadata import StepMetadata
+from sglang_ascend.ops import sampling
 from sglang_ascend.ops.chain.reference import StepInputs, TailInputs
 from sglang_ascend.plugin.attention_backend import with_metadata
 
@@ -98,7 +101,7 @@ class BatchModels:
             if mask is not None:
                 mask.apply(logits)
         if sampling_info.is_all_greedy:
-            return logits.argmax(dim=-1).view(-1, width)
+            return sampling.greedy(logits).view(-1, width)
         rows = _expand_sampling_info(sampling_info, width)
         probs = torch.softmax(logits / rows.temperatures, dim=-1)
         tokens, _ = self.target_worker.model_runner.sampler._sample_from_probs(
@@ -123,7 +126,8 @@ class BatchModels:
             )
             return self._run_mtp(
                 ForwardMode.DRAFT_EXTEND_V2,
-                with_metadata(spec_info, self.metadata),
+                self.metadata,
+                spec_info,
                 input_ids=tokens.view(-1),
                 seq_lens=self.metadata.kv_lens,
             )
@@ -138,7 +142,8 @@ class BatchModels:
             metadata = replace(self.metadata, kv_lens=tail.kv_lens[j], query_len=1)
             return self._run_mtp(
                 ForwardMode.DECODE,
-                with_metadata(spec_info, metadata),
+                metadata,
+                spec_info,
                 input_ids=tokens,
                 seq_lens=metadata.kv_lens,
                 positions=tail.positions[j],
@@ -146,18 +151,27 @@ class BatchModels:
             )
 
     def _run_mtp(
-        self, mode: ForwardMode, spec_info: Any, **changed: torch.Tensor
+        self, mode: ForwardMode, metadata: StepMetadata, spec_info: Any, **changed: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The MTP layer on a view of the verify batch -> (draft tokens, hidden states)."""
+        """The MTP layer on a view of the verify batch -> (draft tokens, hidden states).
+
+        The model is called as it is: its batch needs none of the padding, planning and copying
+        of inputs that a runner does before a forward of its own.
+        """
         view = copy.copy(self.forward_batch)
         view.forward_mode, view.spec_info = mode, spec_info
         view.capture_hidden_mode = CaptureHiddenMode.LAST
         view.return_logprob = False
-        view.forward_metadata_ready = False
         for name, tensor in changed.items():
             setattr(view, name, tensor)
         view.global_num_token_non_padded_cpu = len(view.input_ids)
-        output = self.draft_worker.draft_runner.forward(view).logits_output
+        runner = self.draft_worker.draft_runner
+        runner.attn_backend.forward_metadata = metadata
+        with (
+            get_model().override(shared_experts=runner.model.shared_experts_config),
+            forward_context(ForwardContext(attn_backend=runner.attn_backend), forward_batch=view),
+        ):
+            output = runner.model.forward(view.input_ids, view.positions, view)
         return self.draft_worker.propose(output.next_token_logits), output.hidden_states
 
     @contextmanager

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from sglang_ascend.ops import slots
+
 
 def assign_req_to_token_pool(
     req_pool_indices: torch.Tensor,
@@ -16,12 +18,7 @@ def assign_req_to_token_pool(
     batch_size: int,
 ) -> None:
     """Writes ``out_cache_loc`` into positions [start, end) of each request's row."""
-    lengths = (end_offset - start_offset).long()
-    rows = req_pool_indices.long().repeat_interleave(lengths)
-    first = lengths.cumsum(0) - lengths
-    within = torch.arange(len(rows), device=rows.device) - first.repeat_interleave(lengths)
-    columns = start_offset.long().repeat_interleave(lengths) + within
-    req_to_token[rows, columns] = out_cache_loc[: len(rows)].to(req_to_token.dtype)
+    slots.assign_slots(req_to_token, req_pool_indices, start_offset, end_offset, out_cache_loc)
 
 
 def set_embed_and_head(self: Any, embed: torch.Tensor, head: torch.Tensor) -> None:

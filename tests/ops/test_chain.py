@@ -15,6 +15,13 @@ from sglang_ascend.ops import chain
 VOCABULARY = range(3)
 
 
+@pytest.fixture(params=["reference", "numba"], autouse=True)
+def body(request, monkeypatch):
+    """Every test here runs on each implementation."""
+    for name in ("prepare_step", "verify_chain", "place_tail"):
+        monkeypatch.setattr(chain, name, getattr(chain, name).implementation(request.param))
+
+
 STARTS, ROWS = [1, 0, 33, 17, 34], [5, 0, 7, 2, 3]
 
 

@@ -3,13 +3,18 @@
 import pytest
 import torch
 
-from sglang_ascend.ops import attention, chain, linear
+from sglang_ascend.ops import attention, chain, linear, sampling, slots
 from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
 
 ON_CPU = {
     "attention.paged_gqa": "numba",
+    "chain.place_tail": "numba",
+    "chain.prepare_step": "numba",
+    "chain.verify_chain": "numba",
     "linear.prepare": "onednn",
     "linear.linear": "onednn",
+    "sampling.greedy": "numpy",
+    "slots.assign_slots": "numba",
 }
 
 
@@ -113,7 +118,7 @@ def test_a_test_may_name_an_implementation(op):
 
 
 def test_every_operator_is_listed_under_its_own_name():
-    for module in (attention, chain, linear):
+    for module in (attention, chain, linear, sampling, slots):
         group = module.__name__.rsplit(".", 1)[1]
         defined = {
             f"{group}.{name}": value

@@ -44,9 +44,12 @@ def assigned_by_loops(rows, starts, ends) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_slots_are_written_where_a_loop_writes_them(case):
+@pytest.mark.parametrize("body", ["reference", "numba"])
+def test_slots_are_written_where_a_loop_writes_them(case, body, monkeypatch):
+    from sglang_ascend.ops import slots
     from sglang_ascend.plugin.replacements import assign_req_to_token_pool
 
+    monkeypatch.setattr(slots, "assign_slots", slots.assign_slots.implementation(body))
     inputs = pool_inputs(*CASES[case])
     assign_req_to_token_pool(**inputs)
     assert inputs["req_to_token"].tolist() == assigned_by_loops(*CASES[case])

@@ -1,0 +1,17 @@
+"""The loop of ``assign_slots``, compiled by Numba."""
+
+from __future__ import annotations
+
+from numba import njit
+
+
+@njit(cache=True)
+def assign_slots(req_to_token, req_pool_indices, starts, ends, slots):
+    taken = 0
+    for request in range(len(req_pool_indices)):
+        row = req_pool_indices[request]
+        for position in range(starts[request], ends[request]):
+            if position >= req_to_token.shape[1]:
+                raise IndexError("a request has more slots than its row of the slot table")
+            req_to_token[row, position] = slots[taken]
+            taken += 1
