@@ -152,5 +152,9 @@ def _unsupported_on_cpu(server_args: Any) -> dict[str, bool]:
         "--speculative-draft-attention-backend": server_args.speculative_draft_attention_backend,
     }
     return {f"{flag} {name}": name not in (None, "ascend") for flag, name in backends.items()} | {
-        "--speculative-draft-window-size": server_args.speculative_draft_window_size is not None
+        "--speculative-draft-window-size": server_args.speculative_draft_window_size is not None,
+        # The transfer brings one draft token and a hidden state; a step here starts from a chain.
+        f"--disaggregation-mode {server_args.disaggregation_mode}": (
+            server_args.disaggregation_mode != "null"
+        ),
     }

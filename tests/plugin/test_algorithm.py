@@ -7,6 +7,7 @@ cannot serve is refused there, in one sentence that names the flag, before any w
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +67,7 @@ REFUSED = [
     ("--decode-attention-backend torch_native", "--decode-attention-backend"),
     ("--speculative-draft-attention-backend triton", "--speculative-draft-attention-backend"),
     ("--speculative-draft-window-size 64", "--speculative-draft-window-size"),
+    ("--disaggregation-mode decode", "--disaggregation-mode"),
 ]
 
 
@@ -159,7 +161,7 @@ def test_core_may_call_everything_that_its_own_algorithms_have():
 
 
 def test_the_answers_to_core_are_eagles():
-    """Same radix keys, relay and draft state as EAGLE, so the same predicates but for the name."""
+    """Same radix keys and draft KV as EAGLE, so the same predicates; but a step relays no state."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     mtp, eagle = SpeculativeAlgorithm.from_string("MTP"), SpeculativeAlgorithm.EAGLE
@@ -174,4 +176,16 @@ def test_the_answers_to_core_are_eagles():
         for name in asked
         if callable(getattr(mtp, name)) and getattr(mtp, name)() != getattr(eagle, name)()
     }
-    assert different == set()
+    assert different == {"carries_draft_hidden_states"}
+
+
+def test_the_kv_reserve_holds_a_whole_step_whatever_the_host_has_not_seen_yet():
+    """2K positions are written past the committed ones, of which the host may miss K+1."""
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    mtp = SpeculativeAlgorithm.from_string("MTP")
+    for num_steps in range(1, 16):
+        server_args = SimpleNamespace(speculative_num_draft_tokens=num_steps + 1)
+        reserve = 2 * mtp.resolve_max_speculative_num_draft_tokens(server_args)
+        written, unseen = 2 * num_steps, num_steps + 1
+        assert written + unseen <= reserve <= written + unseen + 1

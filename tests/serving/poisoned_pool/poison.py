@@ -52,8 +52,8 @@ class Watch:
         for cache in caches(worker):
             cache[nobodys] = POISON
         rows = batch.req_to_token_pool.req_to_token
-        for req in batch.reqs:
-            rows[req.req_pool_idx, req.kv.kv_allocated_len :] = PADDING
+        for row, req in zip(batch.req_pool_indices.tolist(), batch.reqs, strict=True):
+            rows[row, req.kv.kv_allocated_len :] = PADDING
         return nobodys
 
     def report(self, result: Any, *args: Any, **kwargs: Any) -> Any:

@@ -26,7 +26,8 @@ FREE = {
 }  # fmt: skip
 # They need a value, or a size that depends on one, on the host.
 WAITING_OPERATIONS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero"}
-WAITING_METHODS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__")
+# Not numpy(): of a tensor on a device it is an error.
+WAITING_METHODS = ("item", "tolist", "cpu", "__bool__", "__int__", "__float__")
 
 
 class OperationCount(TorchDispatchMode):
@@ -111,7 +112,11 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from sglang_ascend.ops import chain
+    from sglang_ascend.ops.dispatch import OPS, REFERENCE
 
+    # What is counted is the definition: a compiled body on CPU is no tensor operation at all.
+    for op in OPS.values():
+        op._chosen["cpu"] = op._implementations[REFERENCE]
     counts = StepCounts()
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", counts.run_batch, HookType.AROUND)
