@@ -170,14 +170,15 @@ def test_0011_refuses_what_our_hook_refuses(patched, ids, from_client):
 
 @pytest.mark.sglang
 @pytest.mark.parametrize("ids", [[0, 49], [50], [-1, 3], [2**40], [], None])
-def test_0012_refuses_what_our_hook_refuses(patched, ids):
+@pytest.mark.parametrize("min_new_tokens", [0, 1])
+def test_0012_refuses_what_our_hook_refuses(patched, ids, min_new_tokens):
     from sglang.srt.sampling import sampling_params
 
     from sglang_ascend.plugin.request_checks import refuse_unknown_stop_tokens
 
     theirs = patched("0012", "verify", **vars(sampling_params))
-    params = sampling_params.SamplingParams(stop_token_ids=ids, min_new_tokens=1)
-    refused = bool(ids and not all(0 <= token < 50 for token in ids))
+    params = sampling_params.SamplingParams(stop_token_ids=ids, min_new_tokens=min_new_tokens)
+    refused = bool(min_new_tokens and ids and not all(0 <= token < 50 for token in ids))
     wrong = pytest.raises(ValueError, match="stop_token_ids") if refused else nullcontext()
     with wrong:
         theirs(params, 50)

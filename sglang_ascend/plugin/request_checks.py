@@ -25,9 +25,12 @@ def refuse_unknown_token_ids(
 
 
 def refuse_unknown_stop_tokens(verify: Callable[..., None], self: Any, vocab_size: int) -> None:
-    """Around ``SamplingParams.verify``. Raises ValueError, which becomes a 400."""
+    """Around ``SamplingParams.verify``. Raises ValueError, which becomes a 400.
+
+    Only ``min_new_tokens`` makes the server index logits with them; else they just never occur.
+    """
     wrong = [token for token in self.stop_token_ids or () if not 0 <= token < vocab_size]
-    if wrong:
+    if wrong and self.min_new_tokens > 0:
         raise ValueError(
             f"stop_token_ids contains {wrong[0]}, which is no token of this model: "
             f"send ids from 0 to {vocab_size - 1}."
