@@ -111,7 +111,7 @@ class StepCounts:
 def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from sglang_ascend.ops import chain
+    from sglang_ascend.ops import chain, sampling, slots  # noqa: F401 - all that a step calls
     from sglang_ascend.ops.dispatch import OPS, REFERENCE
 
     # What is counted is the definition: a compiled body on CPU is no tensor operation at all.
