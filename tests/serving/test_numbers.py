@@ -19,11 +19,21 @@ MAX_DIFFERENCE = 1e-3
 NEW_TOKENS = 12
 WITH_LOGPROBS = {"return_logprob": True, "top_logprobs_num": 5}
 
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.timeout(TEST_TIMEOUT_S),
-    pytest.mark.parametrize("model", MODELS),
-]
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
+both_models = pytest.mark.parametrize("model", MODELS)
+# Each place is a pair of servers: smollm2's at larger pages are left to `make test-all`.
+every_page_size = pytest.mark.parametrize(
+    ("model", "page_size"),
+    [
+        pytest.param(
+            model,
+            page_size,
+            marks=pytest.mark.slow if (model, page_size > 1) == ("smollm2-mtp", True) else (),
+        )
+        for model in MODELS
+        for page_size in CHUNK_OF_PAGE
+    ],
+)
 
 
 @pytest.fixture
@@ -40,7 +50,7 @@ def pair(servers: ServerPool, model_folder: Path, page_size: int) -> list[Launch
     return running
 
 
-@pytest.mark.parametrize("page_size", CHUNK_OF_PAGE)
+@every_page_size
 def test_a_ragged_batch_of_16_has_the_reference_logprobs(
     pair: list[LaunchedServer],
     prompts: list[list[int]],
@@ -65,7 +75,7 @@ def test_a_ragged_batch_of_16_has_the_reference_logprobs(
     assert accepted > len(prompts), "verify must be compared on accepted drafts, not only on row 0"
 
 
-@pytest.mark.parametrize("page_size", CHUNK_OF_PAGE)
+@every_page_size
 def test_a_batch_of_1_has_the_reference_logprobs(
     pair: list[LaunchedServer], prompts: list[list[int]], reference: ReferenceModel
 ) -> None:
@@ -79,7 +89,7 @@ def test_a_batch_of_1_has_the_reference_logprobs(
         assert largest_difference(reference, chosen, replies) < MAX_DIFFERENCE
 
 
-@pytest.mark.parametrize("page_size", CHUNK_OF_PAGE)
+@every_page_size
 @pytest.mark.parametrize("batch_size", [1, 16])
 def test_a_radix_hit_has_the_reference_logprobs(
     pair: list[LaunchedServer],
@@ -104,6 +114,7 @@ def test_a_radix_hit_has_the_reference_logprobs(
         assert largest_difference(reference, continued, replies) < MAX_DIFFERENCE
 
 
+@both_models
 @pytest.mark.parametrize("page_size", [1])
 def test_the_comparison_sees_a_wrong_weight_and_a_wrong_position(
     pair: list[LaunchedServer], prompts: list[list[int]], reference: ReferenceModel
