@@ -102,7 +102,7 @@ BAD_STARTS = {
         flags=("--speculative-draft-model-path", "./no-such-folder"),
     ),
 }
-WITH_THE_COMMAND = ("truncated shard", "too many steps")
+WITH_THE_COMMAND = ("truncated shard", "no MTP layer", "no tokenizer", "too many steps")
 
 
 def assert_is_one_helpful_sentence(message: str, names: tuple[str, ...]) -> None:

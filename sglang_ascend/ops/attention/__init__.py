@@ -1,18 +1,11 @@
 """Attention over a paged KV cache: grouped heads (GQA) and one latent stream (MLA)."""
 
 from sglang_ascend.ops.attention import compiled, reference
-from sglang_ascend.ops.dispatch import Implementation, Op
+from sglang_ascend.ops.compiled_on_cpu import numba_body
+from sglang_ascend.ops.dispatch import Op
 
 paged_gqa = Op("attention.paged_gqa", reference.paged_gqa)
-paged_gqa.register(
-    Implementation(
-        "numba",
-        compiled.paged_gqa,
-        frozenset({"cpu"}),
-        compiled.is_available,
-        compiled.accepts,
-    )
-)
+paged_gqa.register(numba_body(compiled.paged_gqa, accepts=compiled.accepts))
 paged_gqa_ragged = Op("attention.paged_gqa_ragged", reference.paged_gqa_ragged)
 paged_mla = Op("attention.paged_mla", reference.paged_mla)
 paged_mla_ragged = Op("attention.paged_mla_ragged", reference.paged_mla_ragged)

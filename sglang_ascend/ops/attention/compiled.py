@@ -5,13 +5,7 @@ Gathering the keys of a batch first, as PyTorch must, writes and reads them once
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
-
-
-def is_available() -> bool:
-    return find_spec("numba") is not None
 
 
 def accepts(query: torch.Tensor, *caches_and_indices: torch.Tensor, **sizes: object) -> bool:

@@ -1,16 +1,12 @@
 """Operators on a drafted chain: one preparation per step, verification, the tail's places."""
 
 from sglang_ascend.ops.chain import compiled, reference
-from sglang_ascend.ops.dispatch import Implementation, Op
-
-
-def _compiled(function) -> Implementation:
-    return Implementation("numba", function, frozenset({"cpu"}), compiled.is_available)
-
+from sglang_ascend.ops.compiled_on_cpu import numba_body
+from sglang_ascend.ops.dispatch import Op
 
 prepare_step = Op("chain.prepare_step", reference.prepare_step)
-prepare_step.register(_compiled(compiled.prepare_step))
+prepare_step.register(numba_body(compiled.prepare_step))
 verify_chain = Op("chain.verify_chain", reference.verify_chain)
-verify_chain.register(_compiled(compiled.verify_chain))
+verify_chain.register(numba_body(compiled.verify_chain))
 place_tail = Op("chain.place_tail", reference.place_tail)
-place_tail.register(_compiled(compiled.place_tail))
+place_tail.register(numba_body(compiled.place_tail))

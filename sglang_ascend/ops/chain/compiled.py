@@ -4,15 +4,9 @@ dispatch costs more than their work.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 
 from sglang_ascend.ops.chain.reference import StepInputs, TailInputs
-
-
-def is_available() -> bool:
-    return find_spec("numba") is not None
 
 
 def prepare_step(

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
-
-
-def is_available() -> bool:
-    return find_spec("numba") is not None
 
 
 def assign_slots(
