@@ -13,13 +13,15 @@ class ChainRelay(FutureMap):
     """One buffer row per request, [last emitted token, draft 1, ..., draft K] in global ids.
 
     Core's relay keeps four buffers (token, probability, draft, hidden state); the chain is
-    drafted before the step ends, so nothing but tokens has to survive it.
+    drafted before the step ends, so nothing but tokens has to survive it. Rejection sampling adds
+    the distributions that the drafts were drawn from.
     """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         shape = (self.req_pool_size, get_spec().speculative_num_draft_tokens)
         self.candidates = torch.zeros(shape, dtype=torch.int64, device=self.device)
+        self.draft_probs: torch.Tensor | None = None
         # Core gathers the last emitted token from here for the decode rows of a mixed chunk.
         self.output_tokens_buf = self.candidates[:, 0]
 
@@ -30,9 +32,16 @@ class ChainRelay(FutureMap):
             self.stash_bonus_tokens(future_indices, payload.bonus_tokens)
             return
         self.candidates[future_indices] = payload.topk_index
+        if payload.draft_probs is not None:
+            if self.draft_probs is None:
+                shape = (self.req_pool_size, *payload.draft_probs.shape[1:])
+                self.draft_probs = torch.zeros(shape, device=self.device)
+            self.draft_probs[future_indices] = payload.draft_probs
 
     def _resolve_spec_extras(self, batch: Any) -> None:
         draft_input = batch.spec_info
         # A batch of prefill alone has no spec_info.
         if draft_input is not None and len(draft_input.future_indices):
             draft_input.topk_index = self.candidates[draft_input.future_indices]
+            if self.draft_probs is not None:
+                draft_input.draft_probs = self.draft_probs[draft_input.future_indices]

@@ -8,7 +8,14 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_ascend.plugin import prepared_weights, replacements, request_checks, startup_checks
+from sglang_ascend.plugin import (
+    prepared_weights,
+    replacements,
+    request_checks,
+    request_penalties,
+    request_seeds,
+    startup_checks,
+)
 from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
 
@@ -30,6 +37,7 @@ class Hook:
 _ALLOCATION = "sglang.srt.mem_cache.allocation"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+_SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang"
 
 
@@ -110,6 +118,45 @@ CPU_HOOKS = (
         upstream=f"{_UPSTREAM}/srt/mem_cache/kv_cache_configurator.py",
         delete_when="the branch also asks for an NPU",
         patch="0004-ascend-pools-need-npu.patch",
+    ),
+    Hook(
+        target="sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
+        replacement=request_penalties.count_in_plain_decode,
+        why="overlapped decode counts each token for penalties one step late, MTP does not",
+        upstream=f"{_UPSTREAM}/srt/managers/schedule_batch.py",
+        delete_when="cumulate_penalty_output_tokens runs where the last token is known",
+        kind=HookType.BEFORE,
+    ),
+    Hook(
+        target="sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
+        replacement=request_seeds.hash_on_any_device,
+        why="seeded sampling hashes in a Triton kernel",
+        upstream=f"{_UPSTREAM}/kernels/ops/sampling/murmur_hash.py",
+        delete_when="it has a PyTorch body for devices without Triton",
+    ),
+    Hook(
+        target=f"{_SAMPLING_INFO}.from_schedule_batch",
+        replacement=request_seeds.seed_rows,
+        why="a request's seed is ignored unless a server flag replaces every kernel",
+        upstream=f"{_UPSTREAM}/srt/sampling/sampling_batch_info.py",
+        delete_when="sampling_seed is honoured without --enable-deterministic-inference",
+        kind=HookType.AFTER,
+    ),
+    Hook(
+        target=f"{_SAMPLING_INFO}.merge_batch",
+        replacement=request_seeds.seed_both_or_neither,
+        why="as above, where a batch with seeds meets one without",
+        upstream=f"{_UPSTREAM}/srt/sampling/sampling_batch_info.py",
+        delete_when="sampling_seed is honoured without --enable-deterministic-inference",
+        kind=HookType.BEFORE,
+    ),
+    Hook(
+        target="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        replacement=request_seeds.draw_by_token,
+        why="a seeded draw depends on the filters of other requests, and asserts on min-p",
+        upstream=f"{_UPSTREAM}/srt/layers/sampler.py",
+        delete_when="the PyTorch sampler hashes token ids under filters too, min-p included",
+        kind=HookType.AROUND,
     ),
     _packing_hook(
         "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",

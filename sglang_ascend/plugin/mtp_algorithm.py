@@ -131,9 +131,6 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
         "--enable-multi-layer-eagle": bool(server_args.enable_multi_layer_eagle),
         "--speculative-adaptive": bool(server_args.speculative_adaptive),
         "--speculative-token-map": server_args.speculative_token_map is not None,
-        "--speculative-use-rejection-sampling": bool(
-            server_args.speculative_use_rejection_sampling
-        ),
         "--speculative-accept-threshold-single below 1": (
             server_args.speculative_accept_threshold_single != 1.0
         ),

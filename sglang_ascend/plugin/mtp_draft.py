@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
-from sglang_ascend.ops import sampling
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 
 
@@ -24,6 +25,17 @@ class MTPDraftWorker(EagleDraftWorker):
             Path(model_config.model_path), model_config.vocab_size
         )
 
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        with _deterministic_drafts():
+            super().alloc_memory_pool(*args, **kwargs)
+
+    @property
+    def _num_draft_rows(self) -> int:
+        """Tokens that a draft can be."""
+        if self.hot_token_id is not None:
+            return len(self.hot_token_id)
+        return self.target_worker.model_config.vocab_size
+
     def init_attention_backend(self) -> None:
         """Every forward of the MTP layer runs on its runner's own backend."""
         self.draft_extend_attn_backend = None
@@ -33,19 +45,21 @@ class MTPDraftWorker(EagleDraftWorker):
     def draft(self, batch: ScheduleBatch, **kwargs: Any) -> None:
         raise RuntimeError("the MTP worker drafts inside speculative_step, not through draft().")
 
-    def propose(self, logits: torch.Tensor) -> torch.Tensor:
-        """Most likely token of each row, as an id of the target's vocabulary: int64 [rows]."""
-        tokens = sampling.greedy(logits)
-        return tokens if self.hot_token_id is None else self.hot_token_id[tokens]
-
     def _draft_extend_for_prefill(self, *args: Any, **kwargs: Any) -> EagleDraftInput:
         """As EAGLE's, and relayed as a step relays: [last emitted token, draft 1, ..., draft K].
 
         Prefill owns no slots behind the prompt, so only draft 1 is drafted; the rest of the first
         chain repeats it, and the first step's verification drops what is wrong.
         """
-        draft_input = super()._draft_extend_for_prefill(*args, **kwargs)
+        with _deterministic_drafts():
+            draft_input = super()._draft_extend_for_prefill(*args, **kwargs)
         first = draft_input.topk_index
+        if get_spec().speculative_use_rejection_sampling:
+            # The repeated draft was not drawn: its distribution is a point mass.
+            shape = (len(first), self.speculative_num_steps, self._num_draft_rows)
+            draft_input.draft_probs = torch.zeros(shape, device=first.device).scatter_(
+                -1, first[:, None].expand(-1, self.speculative_num_steps, 1), 1.0
+            )
         if self.hot_token_id is not None:
             first = self.hot_token_id[first]
         bonus = draft_input.bonus_tokens[:, None].to(first.dtype)
@@ -53,3 +67,8 @@ class MTPDraftWorker(EagleDraftWorker):
         draft_input.topk_index = torch.cat([bonus, repeated], dim=1)
         draft_input.hidden_states = None
         return draft_input
+
+
+def _deterministic_drafts() -> AbstractContextManager[Any]:
+    """Core's own rejection sampling needs Triton and a draft of every token; ours needs neither."""
+    return get_spec().override(speculative_use_rejection_sampling=False)

@@ -16,25 +16,18 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.runtime_context import get_model
-from sglang.srt.sampling.penaltylib.repetition_penalty import apply_scaling_penalties
-from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.eagle_info import (
     EagleDraftExtendInput,
     EagleDraftInput,
     EagleVerifyInput,
 )
 from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
-from sglang.srt.speculative.spec_utils import (
-    GrammarTree,
-    build_grammar_vocab_mask,
-    draft_tp_context,
-    spec_stage_span,
-)
+from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
 
 from sglang_ascend.attention.metadata import StepMetadata
-from sglang_ascend.ops import sampling
 from sglang_ascend.ops.chain.reference import StepInputs, TailInputs
 from sglang_ascend.plugin.attention_backend import with_metadata
+from sglang_ascend.plugin.batch_sampling import BatchSampling
 
 if TYPE_CHECKING:
     from sglang_ascend.plugin.mtp_worker import MTPWorker
@@ -59,10 +52,9 @@ class BatchModels:
         self.batch = batch
         self.num_draft_tokens = worker.speculative_num_draft_tokens
         self.on_publish = on_publish
-        self.grammar_barrier = grammar_barrier
+        self.sampling = BatchSampling(worker, batch, grammar_barrier)
         self.logits_output: Any = None
         self.keep_alive: list[Any] = []
-        self._grammar_tree: GrammarTree | None = None
 
     def verify(
         self, inputs: StepInputs, candidates: torch.Tensor
@@ -76,40 +68,20 @@ class BatchModels:
             batch.spec_info, batch.req_to_token_pool, batch, self.target_worker
         )
         self.keep_alive += [inputs, self.forward_batch]
-        if batch.has_grammar:
-            # Starts its device-to-host copy before the target is launched.
-            self._grammar_tree = GrammarTree.from_linear_chain(candidates)
+        self.sampling.read_chain(candidates)
         result = self.target_worker.forward_batch_generation(
             batch=None, forward_batch=self.forward_batch, is_verify=True
         )
         self.logits_output = result.logits_output
         return self.logits_output.next_token_logits, self.logits_output.hidden_states
 
-    def sample(self, logits: torch.Tensor) -> torch.Tensor:
-        """Draws every row with the sampler of plain decode: same filters, same seeds."""
-        batch, width = self.batch, self.num_draft_tokens
-        sampling_info = batch.sampling_info
-        _adjust_logits(logits, sampling_info, width)
-        if batch.has_grammar:
-            mask = build_grammar_vocab_mask(
-                reqs=batch.reqs,
-                tree=self._grammar_tree,
-                sampling_info=sampling_info,
-                device=logits.device,
-                barrier=self.grammar_barrier,
-            )
-            if mask is not None:
-                mask.apply(logits)
-        if sampling_info.is_all_greedy:
-            return sampling.greedy(logits).view(-1, width)
-        rows = _expand_sampling_info(sampling_info, width)
-        probs = torch.softmax(logits / rows.temperatures, dim=-1)
-        tokens, _ = self.target_worker.model_runner.sampler._sample_from_probs(
-            probs, rows, batch.spec_info.positions, _is_plain(rows)
-        )
-        return tokens.view(-1, width).long()
+    def accept(
+        self, logits: torch.Tensor, candidates: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.sampling.accept(logits, candidates, self.batch.spec_info.positions)
 
     def publish(self, new_seq_lens: torch.Tensor) -> None:
+        self.new_seq_lens = new_seq_lens
         if self.on_publish is not None:
             self.on_publish(new_seq_lens)
 
@@ -128,6 +100,7 @@ class BatchModels:
                 ForwardMode.DRAFT_EXTEND_V2,
                 self.metadata,
                 spec_info,
+                self.new_seq_lens,
                 input_ids=tokens.view(-1),
                 seq_lens=self.metadata.kv_lens,
             )
@@ -144,6 +117,7 @@ class BatchModels:
                 ForwardMode.DECODE,
                 metadata,
                 spec_info,
+                metadata.kv_lens,
                 input_ids=tokens,
                 seq_lens=metadata.kv_lens,
                 positions=tail.positions[j],
@@ -151,9 +125,16 @@ class BatchModels:
             )
 
     def _run_mtp(
-        self, mode: ForwardMode, metadata: StepMetadata, spec_info: Any, **changed: torch.Tensor
+        self,
+        mode: ForwardMode,
+        metadata: StepMetadata,
+        spec_info: Any,
+        last_positions: torch.Tensor,
+        **changed: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The MTP layer on a view of the verify batch -> (draft tokens, hidden states).
+
+        ``last_positions`` [batch] are those of the tokens that the drafts follow.
 
         The model is called as it is: its batch needs none of the padding, planning and copying
         of inputs that a runner does before a forward of its own.
@@ -172,7 +153,8 @@ class BatchModels:
             forward_context(ForwardContext(attn_backend=runner.attn_backend), forward_batch=view),
         ):
             output = runner.model.forward(view.input_ids, view.positions, view)
-        return self.draft_worker.propose(output.next_token_logits), output.hidden_states
+        tokens = self.sampling.propose(output.next_token_logits, last_positions)
+        return tokens, output.hidden_states
 
     @contextmanager
     def _on_draft(self, stage: str) -> Iterator[None]:
@@ -198,37 +180,4 @@ def _verify_input(inputs: StepInputs, candidates: torch.Tensor) -> EagleVerifyIn
         seq_lens_sum=None,
         seq_lens_cpu=None,
         prepared_out_cache_loc=inputs.row_slots,
-    )
-
-
-def _adjust_logits(logits: torch.Tensor, sampling_info: SamplingBatchInfo, width: int) -> None:
-    """Penalties and biases of each request on all its rows, in place.
-
-    Penalties count the tokens committed before the step, as SGLang's own verify does.
-    """
-    if sampling_info.acc_additive_penalties is not None:
-        logits.add_(sampling_info.acc_additive_penalties.repeat_interleave(width, dim=0))
-    if sampling_info.acc_scaling_penalties is not None:
-        scaling = sampling_info.acc_scaling_penalties.repeat_interleave(width, dim=0)
-        apply_scaling_penalties(logits, scaling)
-    if sampling_info.logit_bias is not None:
-        logits.add_(sampling_info.logit_bias.repeat_interleave(width, dim=0))
-
-
-def _expand_sampling_info(sampling_info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
-    """Each request's parameters, once per verified row."""
-    rows = copy.copy(sampling_info)
-    for name in ("temperatures", "top_ks", "top_ps", "min_ps", "sampling_seed"):
-        value = getattr(sampling_info, name)
-        if value is not None:
-            setattr(rows, name, value.repeat_interleave(width, dim=0))
-    rows.sampling_mask_batch_indices = None
-    return rows
-
-
-def _is_plain(sampling_info: SamplingBatchInfo) -> bool:
-    return not (
-        sampling_info.need_top_p_sampling
-        or sampling_info.need_top_k_sampling
-        or sampling_info.need_min_p_sampling
     )

@@ -20,6 +20,7 @@ from sglang.srt.speculative.spec_utils import get_plan_stream
 
 from sglang_ascend.plugin.mtp_draft import MTPDraftWorker
 from sglang_ascend.plugin.mtp_forwards import BatchModels
+from sglang_ascend.plugin.request_penalties import RequestPenalties
 from sglang_ascend.speculative.step import Requests, StepConstants, StepResult, speculative_step
 
 
@@ -45,6 +46,7 @@ class MTPWorker(EAGLEWorkerV2):
         self.adaptive_controller = None
         self.plan_stream, self.plan_stream_ctx = get_plan_stream(self.device)
         self._target_worker = target_worker
+        self.uses_rejection_sampling = get_spec().speculative_use_rejection_sampling
         self._draft_worker = MTPDraftWorker(server_args, gpu_id, nccl_port, target_worker)
 
     def forward_batch_generation(
@@ -55,6 +57,7 @@ class MTPWorker(EAGLEWorkerV2):
         pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            self.penalties.prefill(batch)
             return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
         models = BatchModels(self, batch, on_publish, grammar_barrier)
         result = speculative_step(
@@ -70,6 +73,12 @@ class MTPWorker(EAGLEWorkerV2):
         return self._batch_result(result, models)
 
     @cached_property
+    def penalties(self) -> RequestPenalties:
+        num_rows = len(self.req_to_token_pool.req_to_token)
+        vocab_size = self.target_worker.model_config.vocab_size
+        return RequestPenalties(num_rows, vocab_size, self.device)
+
+    @cached_property
     def _constants(self) -> StepConstants:
         max_batch_size = len(self.req_to_token_pool.req_to_token)
         return StepConstants(self.speculative_num_steps, max_batch_size, self.device)
@@ -80,6 +89,7 @@ class MTPWorker(EAGLEWorkerV2):
         return torch.ones(len(self.req_to_token_pool.req_to_token), 1, device=self.device)
 
     def _batch_result(self, result: StepResult, models: BatchModels) -> GenerationBatchResult:
+        drawn_from = models.sampling.next_draft_probs
         return GenerationBatchResult(
             logits_output=models.logits_output,
             next_token_ids=result.sampled.view(-1),
@@ -89,6 +99,7 @@ class MTPWorker(EAGLEWorkerV2):
                 topk_p=self._certain[: len(result.candidates)],
                 topk_index=result.candidates,
                 bonus_tokens=result.candidates[:, 0],
+                draft_probs=torch.stack(drawn_from, dim=1) if drawn_from else None,
             ),
             accept_lens=result.accept_lens,
             new_seq_lens=result.new_seq_lens,

@@ -10,6 +10,7 @@ from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
 from sglang_ascend.plugin.device import multiplies_bfloat16
+from sglang_ascend.plugin.errors import StartupRefused
 
 ATTENTION_BACKEND = "ascend"
 # The KV pool is touched at start; SGLang's share-of-memory rule would claim most of the host.
@@ -43,6 +44,11 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
         from sglang_ascend.plugin.hooks import require_hooks
 
         require_hooks()
+        if server_args.enable_deterministic_inference:
+            raise StartupRefused(
+                "--enable-deterministic-inference replaces kernels by Triton's, which a CPU has "
+                "not: drop it, a request's seed is honoured without it."
+            )
         # Forwards run in order here: a batch needs no second copy of its inputs to be safe.
         if not envs.SGLANG_EAGER_INPUT_NO_COPY.is_set():
             envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)

@@ -41,8 +41,14 @@ class Models(Protocol):
         """Target over the [batch, K+1] rows -> (logits, hidden states) per row."""
         ...
 
-    def sample(self, logits: torch.Tensor) -> torch.Tensor:
-        """One draw per row from the request's sampling parameters -> int64 [batch, K+1]."""
+    def accept(self, logits: torch.Tensor, candidates: torch.Tensor) -> tuple:
+        """How many drafts of each chain are kept, and what follows the last of them
+        -> (int64 [batch, K+1] tokens, of which accept_lens are emitted; int32 [batch] accept_lens,
+        the one after the drafts included).
+
+        Draws with the requests' own sampling parameters; any policy that gives each emitted token
+        the target's distribution is lossless.
+        """
         ...
 
     def publish(self, new_seq_lens: torch.Tensor) -> None:
@@ -91,9 +97,8 @@ def speculative_step(
     # Verify: row j says what follows draft token j.
     logits, hidden = models.verify(inputs, candidates)
 
-    # Accept the target's own draws for as long as they are what was drafted.
-    sampled = models.sample(logits)
-    accept_lens = chain.verify_chain(sampled, candidates[:, 1:])
+    # Accept the longest prefix of the chain that the target stands by, and one token of its own.
+    sampled, accept_lens = models.accept(logits, candidates)
 
     # Commit: from here on the scheduler may prepare the next step.
     new_seq_lens = requests.seq_lens + accept_lens

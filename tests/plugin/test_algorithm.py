@@ -58,7 +58,6 @@ REFUSED = [
     ("--enable-multi-layer-eagle", "--enable-multi-layer-eagle"),
     ("--speculative-adaptive", "--speculative-adaptive"),
     ("--speculative-token-map map.pt", "--speculative-token-map"),
-    ("--speculative-use-rejection-sampling", "--speculative-use-rejection-sampling"),
     ("--speculative-accept-threshold-single 0.5", "--speculative-accept-threshold-single"),
     ("--speculative-accept-threshold-acc 0.5", "--speculative-accept-threshold-acc"),
     ("--attention-backend torch_native", "--attention-backend"),

@@ -43,11 +43,14 @@ class ReferenceModel:
         self._rows: dict[tuple[int, ...], ReferenceRows] = {}
 
     @torch.inference_mode()
-    def logprobs(self, tokens: Sequence[int], positions: Sequence[int] | None = None):
+    def logits(self, tokens: Sequence[int], positions: Sequence[int] | None = None):
         """float32 [len(tokens), vocab_size]; positions default to 0, 1, 2, ..."""
         position_ids = None if positions is None else torch.tensor([positions])
-        logits = self.model(torch.tensor([tokens]), position_ids=position_ids).logits[0]
-        return torch.log_softmax(logits, dim=-1)
+        return self.model(torch.tensor([tokens]), position_ids=position_ids).logits[0]
+
+    def logprobs(self, tokens: Sequence[int], positions: Sequence[int] | None = None):
+        """As ``logits``, normalised."""
+        return torch.log_softmax(self.logits(tokens, positions), dim=-1)
 
     def rows(self, tokens: Sequence[int], positions: Sequence[int] | None = None) -> ReferenceRows:
         """What follows each token but the last. Remembered, for servers answer alike."""

@@ -29,16 +29,21 @@ def plain_and_mtp(
 
 
 MISTAKES = ("accept_every_draft", "repeat_the_first_draw")
+REJECTION_MISTAKES = ("accept_every_drawn_draft", "redraw_without_residual")
+
+
+def broken_verifier(folder: Path, mistake: str, mtp_flags: tuple[str, ...] = ()) -> ServerConfig:
+    """As the MTP server of `plain_and_mtp`, with one mistake."""
+    return replace(
+        plain_and_mtp(folder, mtp_flags=mtp_flags)[1],
+        python_path=Path(__file__).parent / "broken_verifier",
+        variables=(("BROKEN_VERIFIER", mistake),),
+    )
 
 
 def broken_verifiers(folder: Path) -> list[ServerConfig]:
-    """One server for each of MISTAKES, otherwise as the MTP server of `plain_and_mtp`."""
-    python_path = Path(__file__).parent / "broken_verifier"
-    right = plain_and_mtp(folder)[1]
-    return [
-        replace(right, python_path=python_path, variables=(("BROKEN_VERIFIER", name),))
-        for name in MISTAKES
-    ]
+    """One server for each of MISTAKES."""
+    return [broken_verifier(folder, mistake) for mistake in MISTAKES]
 
 
 def ask_both(

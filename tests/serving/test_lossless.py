@@ -7,7 +7,7 @@ not tell the two tokens apart.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -35,9 +35,13 @@ NEW_TOKENS_ALONE = {"nano-deepseek": 12, "smollm2-mtp": 7}
 MIN_TOKENS_PER_STEP = 1.3
 
 NUM_PROMPTS_MEASURED = 24
-# Temperature, top-p, top-k.
-SAMPLING_CASES = ((1.0, 1.0, -1), (0.8, 0.9, -1), (1.2, 1.0, 20), (0.7, 0.95, 40))
-DETERMINISTIC = ("--enable-deterministic-inference",)
+# Temperature, top-p, top-k, min-p.
+SAMPLING_CASES = (
+    (1.0, 1.0, -1, 0.0),
+    (0.8, 0.9, -1, 0.0),
+    (1.2, 1.0, 20, 0.02),
+    (0.7, 0.95, 40, 0.0),
+)
 
 Prompts = list[list[int]]
 
@@ -195,34 +199,30 @@ def test_in_bf16_only_ties_differ(
     assert bound < median(usual_gaps)
 
 
-@pytest.mark.slow
 @nano_deepseek
-@pytest.mark.parametrize("variant", ["seeded"])
 def test_seeded_samples_do_not_change(
-    servers: ServerPool,
-    model_folder: Path,
-    prompts: Prompts,
-    reference: ReferenceModel,
-    variant: str,
+    pair: list[LaunchedServer], prompts: Prompts, reference: ReferenceModel
 ) -> None:
-    """Verify draws row j with the request's seed at the position where plain decode would."""
-    python_path = Path(__file__).parent / "seeded_sampling"
-    pair = servers.get(
-        *(
-            replace(config, flags=(*config.flags, *DETERMINISTIC), python_path=python_path)
-            for config in plain_and_mtp(model_folder)
-        )
-    )
+    """Neither with speculation nor with company: verify draws row j with the request's seed at the
+    position where plain decode would."""
     chosen = prompts[::4]
     samplings = [
-        greedy(16) | {"temperature": t, "top_p": top_p, "top_k": top_k, "sampling_seed": seed}
+        greedy(16)
+        | {"temperature": t, "top_p": top_p, "top_k": top_k, "min_p": min_p, "sampling_seed": seed}
         for seed in range(len(chosen))
-        for t, top_p, top_k in [SAMPLING_CASES[seed % len(SAMPLING_CASES)]]
+        for t, top_p, top_k, min_p in [SAMPLING_CASES[seed % len(SAMPLING_CASES)]]
     ]
     expected, found = ask_both(pair, lambda server: server.generate(chosen, samplings))
     wrong = differences(chosen, expected, found)
     assert not wrong, [difference.describe(reference) for difference in wrong]
     assert sum(reply.meta["spec_num_correct_drafts"] for reply in found) > len(chosen)
+
+    alone = [pair[1].generate([p], s)[0] for p, s in list(zip(chosen, samplings, strict=True))[:8]]
+    unseeded = {"temperature": 1.0, "max_new_tokens": 16}
+    company = [{**unseeded, "ignore_eos": True}] * 8 + samplings[:8]
+    crowded = pair[1].generate([*chosen[8:16], *chosen[:8]], company)[8:]
+    assert not differences(chosen[:8], expected[:8], alone)
+    assert not differences(chosen[:8], expected[:8], crowded)
     # The control: another seed, another reply; so the replies above were samples.
     reseeded = [sampling | {"sampling_seed": 1000 + i} for i, sampling in enumerate(samplings)]
     assert len(differences(chosen, expected, pair[1].generate(chosen, reseeded))) > len(chosen) // 2

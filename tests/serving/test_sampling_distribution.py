@@ -3,16 +3,18 @@
 A bias restricts nano-deepseek to four tokens, so the 64 possible replies can be counted. Two
 samples of 20,480 replies, without and with MTP, are compared with each other and with the exact
 distribution that transformers gives by enumeration (chi-square); filtered sampling on a quarter of
-them, and on all in the slow tests. Nine comparisons at p > 0.001 each: a right implementation fails
-the module once in 111 runs at most (union bound). Broken verifiers, compared in the same way on
-2,048 replies, give p < 1e-6.
+them, and on all in the slow tests, where penalties, min-p and rejection sampling are too. Every
+comparison is at p > 0.001: a right implementation fails the six of `make test` once in 167 runs at
+most (union bound), and the 36 of `make test-all` once in 28. Broken verifiers, compared in the same
+way on 2,048 replies, give p < 1e-6.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,21 @@ import scipy.stats
 import torch
 from launched_server import LaunchedServer, Reply
 from reference_model import ReferenceModel
-from server_pairs import MISTAKES, TEST_TIMEOUT_S, ask_both, broken_verifiers, plain_and_mtp
+from server_pairs import (
+    MISTAKES,
+    REJECTION_MISTAKES,
+    TEST_TIMEOUT_S,
+    ask_both,
+    broken_verifier,
+    broken_verifiers,
+    plain_and_mtp,
+)
 from server_pool import ServerPool
 from serving_prompts import conversation
 
 NUM_DRAWS = 20_480
 NUM_DRAWS_BROKEN = 2_048
 BATCH = 256
-LENGTH = 3
 MIN_P, MAX_P_BROKEN = 1e-3, 1e-6
 # Fewer expected draws than this and a cell is pooled with the other rare ones (Cochran's rule).
 MIN_EXPECTED = 5
@@ -47,33 +56,57 @@ pytestmark = [
 
 
 @dataclass(frozen=True)
+class Cells:
+    """Every reply that a request can have: sequences of allowed tokens."""
+
+    allowed: list[int]
+    length: int
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return itertools.product(self.allowed, repeat=self.length)
+
+    def count(self, replies: list[Reply]) -> np.ndarray:
+        """int [cells]: how often each was the reply."""
+        seen = Counter(tuple(reply.tokens) for reply in replies)
+        assert seen.keys() <= set(self)
+        return np.array([seen[cell] for cell in self])
+
+
+@dataclass(frozen=True)
 class Sampler:
     """The parameters of one request, and the distribution that they ask for."""
 
     temperature: float
     top_p: float = 1.0
     top_k: int = -1
+    min_p: float = 0.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
 
-    def request(self, allowed: list[int]) -> dict[str, Any]:
+    def request(self, cells: Cells) -> dict[str, Any]:
         return {
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "max_new_tokens": LENGTH,
+            **asdict(self),
+            "max_new_tokens": cells.length,
             "ignore_eos": True,
-            "logit_bias": {str(token): BIAS for token in allowed},
+            "logit_bias": {str(token): BIAS for token in cells.allowed},
         }
 
-    def filtered(self, logprobs: np.ndarray) -> np.ndarray:
-        """float64 [4] log-probabilities -> probabilities: temperature, top-k, top-p.
+    def distribution(self, logits: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """float64 [4] logits, and how often each token was emitted -> probabilities.
 
-        A token stays if it is among the top_k and those before it hold at most top_p.
+        Penalties, then temperature; then a token stays if it is among the top_k, those before it
+        hold at most top_p, and it has at least min_p of the likeliest one's probability.
         """
-        scaled = np.exp((logprobs - logprobs.max()) / self.temperature)
-        probs = scaled / scaled.sum()
+        penalised = logits - self.frequency_penalty * counts - self.presence_penalty * (counts > 0)
+        factor = self.repetition_penalty
+        scaled = np.where(penalised < 0, penalised * factor, penalised / factor)
+        penalised = np.where(counts > 0, scaled, penalised)
+        weights = np.exp((penalised - penalised.max()) / self.temperature)
+        probs = weights / weights.sum()
         order = np.argsort(-probs)
         before = np.cumsum(probs[order]) - probs[order]
-        kept = before <= self.top_p
+        kept = (before <= self.top_p) & (probs[order] >= self.min_p * probs.max())
         if self.top_k > 0:
             kept[self.top_k :] = False
         probs[order[~kept]] = 0.0
@@ -83,7 +116,12 @@ class Sampler:
 SAMPLERS = {
     "temperature 1": Sampler(1.0),
     "temperature 0.7, top-p 0.9, top-k 3": Sampler(0.7, top_p=0.9, top_k=3),
+    "temperature 1, min-p 0.2": Sampler(1.0, min_p=0.2),
+    "temperature 1, penalties": Sampler(
+        1.0, frequency_penalty=0.6, presence_penalty=-0.3, repetition_penalty=1.1
+    ),
 }
+REJECTION = ("--speculative-use-rejection-sampling",)
 
 
 @pytest.fixture
@@ -92,10 +130,19 @@ def prompt(tokenizer) -> list[int]:
 
 
 @pytest.fixture
-def allowed(tokenizer) -> list[int]:
-    tokens = [tokenizer.encode(text, add_special_tokens=False) for text in ALLOWED]
-    assert all(len(ids) == 1 for ids in tokens)
-    return [ids[0] for ids in tokens]
+def three_tokens(tokenizer) -> Cells:
+    return Cells([token_of(tokenizer, text) for text in ALLOWED], length=3)
+
+
+@pytest.fixture
+def five_tokens(tokenizer) -> Cells:
+    """Far enough for chains that were drawn: the first one, behind a prompt, is not."""
+    return Cells([token_of(tokenizer, text) for text in ALLOWED[:2]], length=5)
+
+
+def token_of(tokenizer, text: str) -> int:
+    (token,) = tokenizer.encode(text, add_special_tokens=False)
+    return token
 
 
 @pytest.fixture
@@ -111,25 +158,20 @@ def draw(server: LaunchedServer, prompt: list[int], sampling: dict[str, Any], co
     return replies
 
 
-def counts_of(replies: list[Reply], allowed: list[int]) -> np.ndarray:
-    """int [64]: how often each sequence of three allowed tokens was the reply."""
-    seen = Counter(tuple(reply.tokens) for reply in replies)
-    assert seen.keys() <= set(itertools.product(allowed, repeat=LENGTH))
-    return np.array([seen[cell] for cell in itertools.product(allowed, repeat=LENGTH)])
-
-
 def exact_distribution(
-    reference: ReferenceModel, prompt: list[int], allowed: list[int], sampler: Sampler
+    reference: ReferenceModel, prompt: list[int], cells: Cells, sampler: Sampler
 ) -> np.ndarray:
-    """float64 [64]: p(t1) p(t2 | t1) p(t3 | t1 t2) from transformers in fp32."""
+    """float64 [cells]: p(t1) p(t2 | t1) p(t3 | t1 t2) ... from transformers in fp32."""
+    allowed = cells.allowed
     columns = torch.tensor(allowed)
 
     def next_probs(prefix: tuple[int, ...]) -> np.ndarray:
-        logprobs = reference.logprobs([*prompt, *prefix])[-1, columns]
-        return sampler.filtered(logprobs.double().numpy())
+        logits = reference.logits([*prompt, *prefix])[-1, columns]
+        counts = np.array([prefix.count(token) for token in allowed])
+        return sampler.distribution(logits.double().numpy(), counts)
 
     def joint(prefix: tuple[int, ...], mass: float) -> list[float]:
-        if len(prefix) == LENGTH:
+        if len(prefix) == cells.length:
             return [mass]
         branches = zip(allowed, next_probs(prefix), strict=True)
         return [p for token, q in branches for p in joint((*prefix, token), mass * q)]
@@ -163,27 +205,19 @@ def p_of_same_source(a: np.ndarray, b: np.ndarray) -> float:
     return float(scipy.stats.chi2_contingency(observed).pvalue)
 
 
-@pytest.mark.parametrize(
-    ("case", "num_draws"),
-    [
-        ("temperature 1", NUM_DRAWS),
-        ("temperature 0.7, top-p 0.9, top-k 3", NUM_DRAWS // 4),
-        pytest.param("temperature 0.7, top-p 0.9, top-k 3", NUM_DRAWS, marks=pytest.mark.slow),
-    ],
-)
-def test_sampled_replies_have_the_models_distribution(
+def check_distribution(
     pair: list[LaunchedServer],
     reference: ReferenceModel,
     prompt: list[int],
-    allowed: list[int],
+    cells: Cells,
     case: str,
     num_draws: int,
 ) -> None:
     sampler = SAMPLERS[case]
-    sampling = sampler.request(allowed)
+    sampling = sampler.request(cells)
     without, with_mtp = ask_both(pair, lambda server: draw(server, prompt, sampling, num_draws))
-    exact = exact_distribution(reference, prompt, allowed, sampler)
-    plain, mtp = counts_of(without, allowed), counts_of(with_mtp, allowed)
+    exact = exact_distribution(reference, prompt, cells, sampler)
+    plain, mtp = cells.count(without), cells.count(with_mtp)
     p_values = {
         "with and without": p_of_same_source(plain, mtp),
         "with and exact": p_against_exact(mtp, exact),
@@ -196,22 +230,80 @@ def test_sampled_replies_have_the_models_distribution(
     assert 0.02 < share < 0.98, "the drafts must sometimes be accepted and sometimes not"
 
 
+@pytest.mark.parametrize(
+    ("case", "num_draws"),
+    [
+        ("temperature 1", NUM_DRAWS),
+        ("temperature 0.7, top-p 0.9, top-k 3", NUM_DRAWS // 4),
+        *(pytest.param(case, NUM_DRAWS, marks=pytest.mark.slow) for case in [*SAMPLERS][1:]),
+    ],
+)
+def test_sampled_replies_have_the_models_distribution(
+    pair: list[LaunchedServer],
+    reference: ReferenceModel,
+    prompt: list[int],
+    three_tokens: Cells,
+    case: str,
+    num_draws: int,
+) -> None:
+    check_distribution(pair, reference, prompt, three_tokens, case, num_draws)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["rejection"])
+@pytest.mark.parametrize("case", SAMPLERS)
+def test_rejection_sampling_has_the_models_distribution(
+    servers: ServerPool,
+    model_folder: Path,
+    reference: ReferenceModel,
+    prompt: list[int],
+    five_tokens: Cells,
+    case: str,
+    variant: str,
+) -> None:
+    """Drafts drawn from the MTP layer's own distribution, behind the first chain of a reply."""
+    pair = servers.get(*plain_and_mtp(model_folder, mtp_flags=REJECTION))
+    check_distribution(pair, reference, prompt, five_tokens, case, NUM_DRAWS)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_broken_verifier_is_found(
     servers: ServerPool,
     model_folder: Path,
     reference: ReferenceModel,
     prompt: list[int],
-    allowed: list[int],
+    three_tokens: Cells,
     mistake: str,
 ) -> None:
     """The control: the comparison above fails by a wide margin, on fewer draws."""
     server = servers.get(*broken_verifiers(model_folder))[MISTAKES.index(mistake)]
+    assert p_of(server, reference, prompt, three_tokens) < MAX_P_BROKEN
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", REJECTION_MISTAKES)
+def test_broken_rejection_sampling_is_found(
+    servers: ServerPool,
+    model_folder: Path,
+    reference: ReferenceModel,
+    prompt: list[int],
+    five_tokens: Cells,
+    mistake: str,
+) -> None:
+    """The control of rejection sampling."""
+    (server,) = servers.get(broken_verifier(model_folder, mistake, REJECTION))
+    assert p_of(server, reference, prompt, five_tokens) < MAX_P_BROKEN
+
+
+def p_of(
+    server: LaunchedServer, reference: ReferenceModel, prompt: list[int], cells: Cells
+) -> float:
+    """Of a small sample at temperature 1, against the exact distribution."""
     sampler = SAMPLERS["temperature 1"]
-    counts = counts_of(draw(server, prompt, sampler.request(allowed), NUM_DRAWS_BROKEN), allowed)
-    p_value = p_against_exact(counts, exact_distribution(reference, prompt, allowed, sampler))
-    print(f"{mistake}: p = {p_value:.1e}")
-    assert p_value < MAX_P_BROKEN
+    counts = cells.count(draw(server, prompt, sampler.request(cells), NUM_DRAWS_BROKEN))
+    p_value = p_against_exact(counts, exact_distribution(reference, prompt, cells, sampler))
+    print(f"{server.config.variables}: p = {p_value:.1e}")
+    return p_value
 
 
 def share_of_draws_with_accepted_drafts(replies: list[Reply]) -> float:

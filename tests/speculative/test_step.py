@@ -32,7 +32,7 @@ def check_step(models: ToyModels) -> list[int]:
     result = speculative_step(models.candidates, requests, models.constants, models)
     models.end_step()
     tails = ["tail"] * (models.num_steps - 1)
-    assert models.calls == ["verify", "sample", "publish", "extend", *tails]
+    assert models.calls == ["verify", "accept", "publish", "extend", *tails]
     assert torch.equal(result.new_seq_lens, seq_lens + result.accept_lens)
     assert torch.equal(models.published, result.new_seq_lens)
 

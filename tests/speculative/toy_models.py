@@ -5,6 +5,7 @@ Both read their slots back at every forward and fail on one that does not hold w
 
 import torch
 
+from sglang_ascend.ops import chain
 from sglang_ascend.speculative.step import Requests, StepConstants
 
 VOCABULARY = 11
@@ -158,9 +159,10 @@ class ToyModels:
         logits = one_hot([next_token(state) for state in states])
         return logits, torch.tensor(states, dtype=torch.float64)[:, None]
 
-    def sample(self, logits: torch.Tensor) -> torch.Tensor:
-        self.calls.append("sample")
-        return logits.argmax(dim=-1).view(-1, self.num_steps + 1)
+    def accept(self, logits: torch.Tensor, candidates: torch.Tensor) -> tuple:
+        self.calls.append("accept")
+        sampled = logits.argmax(dim=-1).view(-1, self.num_steps + 1)
+        return sampled, chain.verify_chain(sampled, candidates[:, 1:])
 
     def publish(self, new_seq_lens: torch.Tensor) -> None:
         self.calls.append("publish")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sglang_ascend.ops.sampling.reference import draw as draw_from
+
 
 @dataclass(frozen=True)
 class StepInputs:
@@ -78,8 +80,53 @@ def verify_chain(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Ten
     Returns:
         int32 [batch] in 1..K+1, kept tokens including the bonus. Does not synchronise.
     """
-    matches = (draft_tokens == sampled[:, :-1]).cumprod(dim=1, dtype=torch.int32)
-    return matches.sum(dim=1, dtype=torch.int32) + 1
+    return keep_prefix(draft_tokens == sampled[:, :-1])
+
+
+def keep_prefix(accepted: torch.Tensor) -> torch.Tensor:
+    """Kept tokens of a chain whose drafts were judged one by one, the bonus included.
+
+    bool [batch, K] -> int32 [batch] in 1..K+1: a draft is kept while all before it are.
+    """
+    return accepted.cumprod(dim=1, dtype=torch.int32).sum(dim=1, dtype=torch.int32) + 1
+
+
+def verify_by_rejection(
+    target_probs: torch.Tensor,
+    draft_probs: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    accept_coins: torch.Tensor,
+    draw_coins: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
+
+    Draft j was drawn from q_j; it is kept with probability min(1, p_j(draft) / q_j(draft)). The
+    first one rejected is replaced by a draw from norm(max(p_j - q_j, 0)); behind a chain that is
+    kept whole the bonus is drawn from p. Every emitted token then has distribution p, whatever q.
+
+    Args:
+        target_probs: float [batch, K+1, vocab_size], p after draft tokens 1..j.
+        draft_probs: float [batch, K, vocab_size], q; 0 for tokens that the draft cannot propose.
+        draft_tokens: int64 [batch, K], drawn from ``draft_probs``.
+        accept_coins, draw_coins: float64 [batch, K] and [batch, K+1], uniform in [0, 1).
+
+    Returns:
+        (int64 [batch, K+1], of which the first accept_lens of a row are emitted;
+        int32 [batch] in 1..K+1). Does not synchronise.
+    """
+    drafted = draft_tokens[..., None]
+    p = target_probs[:, :-1].gather(-1, drafted)[..., 0]
+    q = draft_probs.gather(-1, drafted)[..., 0]
+    accept_lens = keep_prefix(accept_coins * q < p)
+    last = (accept_lens - 1).long()[:, None]
+    residual = (target_probs[:, :-1] - draft_probs).clamp_min(0)
+    # p = q up to rounding leaves no residual, and is all but never rejected; p then stands for it.
+    residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target_probs[:, :-1])
+    weights = torch.cat([residual, target_probs[:, -1:]], dim=1)
+    weights = weights.gather(1, last[..., None].expand(-1, -1, weights.shape[-1]))[:, 0]
+    bonus = draw_from(weights, draw_coins.gather(1, last)[:, 0])
+    tokens = torch.nn.functional.pad(draft_tokens, (0, 1)).scatter(1, last, bonus[:, None])
+    return tokens, accept_lens
 
 
 def place_tail(

@@ -7,9 +7,10 @@ import os
 
 import torch
 
-from sglang_ascend.ops import chain
+from sglang_ascend.ops import chain, sampling
 
 verify_chain = chain.verify_chain
+verify_by_rejection = chain.verify_by_rejection
 
 
 def accept_every_draft(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
@@ -23,7 +24,24 @@ def repeat_the_first_draw(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> 
     return verify_chain(sampled, draft_tokens)
 
 
-chain.verify_chain = {
-    "accept_every_draft": accept_every_draft,
-    "repeat_the_first_draw": repeat_the_first_draw,
-}[os.environ["BROKEN_VERIFIER"]]
+def accept_every_drawn_draft(p, q, drafts, accept_coins, draw_coins):
+    """Coins that no quotient is below."""
+    return verify_by_rejection(p, q, drafts, torch.zeros_like(accept_coins) - 1, draw_coins)
+
+
+def redraw_without_residual(p, q, drafts, accept_coins, draw_coins):
+    """Draws from p, not from what q left of it, in place of a rejected draft."""
+    _, accept_lens = verify_by_rejection(p, q, drafts, accept_coins, draw_coins)
+    last = (accept_lens - 1).long()[:, None]
+    redrawn = sampling.draw(p, draw_coins).gather(1, last)
+    tokens = torch.nn.functional.pad(drafts, (0, 1)).scatter(1, last, redrawn)
+    return tokens, accept_lens
+
+
+MISTAKES = {
+    "accept_every_draft": ("verify_chain", accept_every_draft),
+    "repeat_the_first_draw": ("verify_chain", repeat_the_first_draw),
+    "accept_every_drawn_draft": ("verify_by_rejection", accept_every_drawn_draft),
+    "redraw_without_residual": ("verify_by_rejection", redraw_without_residual),
+}
+setattr(chain, *MISTAKES[os.environ["BROKEN_VERIFIER"]])

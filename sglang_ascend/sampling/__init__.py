@@ -1,0 +1,1 @@
+"""How a request's sampling parameters become tokens; SGLang-free."""
