@@ -49,7 +49,15 @@ CACHE = Variable(
     "Folder in which ready checkpoints are built and kept.",
 )
 
-VARIABLES: tuple[Variable, ...] = (CACHE,)
+LOSSY_ACCEPTANCE = Variable(
+    "SGLANG_ASCEND_LOSSY_ACCEPTANCE",
+    str,
+    "",
+    "Accepts drafts that the model would not have drawn, so that replies change: threshold:RATIO "
+    "(p >= RATIO q) or relaxed:TOP_N,DELTA[,START,END] inside a thinking section.",
+)
+
+VARIABLES: tuple[Variable, ...] = (CACHE, LOSSY_ACCEPTANCE)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -12,13 +12,14 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 
 from sglang_ascend.ops import chain, sampling
 from sglang_ascend.sampling.coins import Decision, toss
+from sglang_ascend.sampling.lossy import Threshold, emit
 
 if TYPE_CHECKING:
     from sglang_ascend.plugin.mtp_worker import MTPWorker
 
 
 class BatchSampling:
-    """Target-only verification, or rejection sampling if the server was told to use it.
+    """Target-only verification, or what the server was told to use instead.
 
     A decision goes by the position of the token before the one decided, as in plain decode: row
     and draft j of a request decide what follows the token at ``seq_len + j``.
@@ -32,7 +33,8 @@ class BatchSampling:
         self.sampler = worker.target_worker.model_runner.sampler
         self.draft_vocabulary = worker.draft_worker.hot_token_id
         self.grammar_barrier = grammar_barrier
-        self.draws_drafts = worker.uses_rejection_sampling and not self.info.is_all_greedy
+        self.lossy, self.relaxed = worker.lossy, worker.relaxed
+        self.draws_drafts = worker.draws_drafts and not self.info.is_all_greedy
         # Of the chain that this step verifies, and of the chain that it drafts.
         self.draft_probs: torch.Tensor | None = batch.spec_info.draft_probs
         self.next_draft_probs: list[torch.Tensor] = []
@@ -53,7 +55,13 @@ class BatchSampling:
         self._adjust(logits, candidates)
         drafts = candidates[:, 1:]
         if self.draws_drafts:
-            tokens, accept_lens = self._reject(logits, drafts, positions)
+            tokens, accept_lens = self._judge_drawn(logits, drafts, positions)
+        elif self.relaxed is not None:
+            probs = torch.softmax(logits / _expand(self.info, self.width).temperatures, dim=-1)
+            drawn = self._draw(logits, positions).view(-1, self.width)
+            tokens, accept_lens = self.relaxed.accept(
+                self.batch.req_pool_indices, probs.view(*drawn.shape, -1), candidates, drawn
+            )
         else:
             tokens = self._draw(logits, positions).view(-1, self.width)
             accept_lens = chain.verify_chain(tokens, drafts)
@@ -108,9 +116,10 @@ class BatchSampling:
         tokens, _ = self.sampler._sample_from_probs(probs, rows, positions, not _filters(rows))
         return tokens.long()
 
-    def _reject(
+    def _judge_drawn(
         self, logits: torch.Tensor, drafts: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Drafts that were drawn: rejection sampling, unless a lossy threshold stands for it."""
         vocab_size = logits.shape[-1]
         probs = _probabilities(logits, self.info, self.width).view(-1, self.width, vocab_size)
         draft_probs = self.draft_probs
@@ -123,6 +132,9 @@ class BatchSampling:
             toss(seeds, positions, decision).view(-1, self.width)
             for decision in (Decision.ACCEPT, Decision.BONUS)
         )
+        if isinstance(self.lossy, Threshold):
+            p, q = (of.gather(-1, drafts[..., None])[..., 0] for of in (probs[:, :-1], draft_probs))
+            return emit(self.lossy.accepts(p, q), drafts, sampling.draw(probs, draw_coins))
         return chain.verify_by_rejection(
             probs, draft_probs, drafts, accept_coins[:, :-1], draw_coins
         )

@@ -8,6 +8,7 @@ from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from sglang_ascend.plugin import lossy_acceptance
 from sglang_ascend.plugin.chain_relay import ChainRelay
 from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
@@ -103,6 +104,7 @@ def validate_server_args(server_args: Any) -> None:
     """Refuses what MTP cannot serve, before any weight is read. Raises StartupRefused."""
     require_hooks()
     _resolve(server_args)
+    lossy_acceptance.policy()
     unsupported = _unsupported_flags(server_args)
     if serves_on_cpu():
         unsupported |= _unsupported_on_cpu(server_args)

@@ -18,6 +18,8 @@ from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 class MTPDraftWorker(EagleDraftWorker):
     """Loads and places the MTP layer as EAGLE does; the draft vocabulary is ours."""
 
+    draws_drafts = False
+
     def init_token_map(self) -> None:
         """The checkpoint's own draft vocabulary; the base class then slices the head by it."""
         model_config = self.draft_runner.model_config
@@ -54,7 +56,7 @@ class MTPDraftWorker(EagleDraftWorker):
         with _deterministic_drafts():
             draft_input = super()._draft_extend_for_prefill(*args, **kwargs)
         first = draft_input.topk_index
-        if get_spec().speculative_use_rejection_sampling:
+        if self.draws_drafts:
             # The repeated draft was not drawn: its distribution is a point mass.
             shape = (len(first), self.speculative_num_steps, self._num_draft_rows)
             draft_input.draft_probs = torch.zeros(shape, device=first.device).scatter_(

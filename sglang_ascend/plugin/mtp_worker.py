@@ -18,9 +18,12 @@ from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import get_plan_stream
 
+from sglang_ascend.plugin import lossy_acceptance
+from sglang_ascend.plugin.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.mtp_draft import MTPDraftWorker
 from sglang_ascend.plugin.mtp_forwards import BatchModels
 from sglang_ascend.plugin.request_penalties import RequestPenalties
+from sglang_ascend.sampling.lossy import Relaxed, Threshold
 from sglang_ascend.speculative.step import Requests, StepConstants, StepResult, speculative_step
 
 
@@ -46,8 +49,11 @@ class MTPWorker(EAGLEWorkerV2):
         self.adaptive_controller = None
         self.plan_stream, self.plan_stream_ctx = get_plan_stream(self.device)
         self._target_worker = target_worker
-        self.uses_rejection_sampling = get_spec().speculative_use_rejection_sampling
+        self.lossy = lossy_acceptance.policy()
+        if self.lossy is not None:
+            lossy_acceptance.warn(self.lossy)
         self._draft_worker = MTPDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+        self._draft_worker.draws_drafts = self.draws_drafts
 
     def forward_batch_generation(
         self,
@@ -58,6 +64,8 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             self.penalties.prefill(batch)
+            if self.relaxed is not None:
+                self.relaxed.prefill(batch)
             return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
         models = BatchModels(self, batch, on_publish, grammar_barrier)
         result = speculative_step(
@@ -71,6 +79,19 @@ class MTPWorker(EAGLEWorkerV2):
                 chain_stride=self.speculative_num_draft_tokens,
             )
         return self._batch_result(result, models)
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether verification asks what distribution a draft was drawn from."""
+        return get_spec().speculative_use_rejection_sampling or isinstance(self.lossy, Threshold)
+
+    @cached_property
+    def relaxed(self) -> RelaxedInThinking | None:
+        if not isinstance(self.lossy, Relaxed):
+            return None
+        num_rows = len(self.req_to_token_pool.req_to_token)
+        tokenizer = self.target_worker.tokenizer
+        return RelaxedInThinking(self.lossy, tokenizer, num_rows, self.device)
 
     @cached_property
     def penalties(self) -> RequestPenalties:

@@ -223,8 +223,8 @@ def check_distribution(
         "with and exact": p_against_exact(mtp, exact),
         "without and exact": p_against_exact(plain, exact),
     }
-    share = share_of_draws_with_accepted_drafts(with_mtp)
-    print(f"{case}: p {p_values}, drafts accepted in {share:.0%} of the replies")
+    share = share_of_accepted_drafts(with_mtp)
+    print(f"{case}: p {p_values}, {share:.0%} of the drafts accepted")
     assert plain.sum() == mtp.sum() == num_draws
     assert min(p_values.values()) > MIN_P, p_values
     assert 0.02 < share < 0.98, "the drafts must sometimes be accepted and sometimes not"
@@ -306,5 +306,9 @@ def p_of(
     return p_value
 
 
-def share_of_draws_with_accepted_drafts(replies: list[Reply]) -> float:
-    return float(np.mean([reply.meta["spec_num_correct_drafts"] > 0 for reply in replies]))
+def share_of_accepted_drafts(replies: list[Reply]) -> float:
+    correct, proposed = (
+        sum(reply.meta[f"spec_num_{kind}_drafts"] for reply in replies)
+        for kind in ("correct", "proposed")
+    )
+    return correct / proposed

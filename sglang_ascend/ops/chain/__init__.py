@@ -1,11 +1,20 @@
 """Operators on a drafted chain: one preparation per step, verification, the tail's places."""
 
-from sglang_ascend.ops.chain import compiled, reference
+from sglang_ascend.ops.chain import compiled, launched, reference
 from sglang_ascend.ops.compiled_on_cpu import numba_body
-from sglang_ascend.ops.dispatch import Op
+from sglang_ascend.ops.dispatch import Implementation, Op
 
 prepare_step = Op("chain.prepare_step", reference.prepare_step)
 prepare_step.register(numba_body(compiled.prepare_step))
+prepare_step.register(
+    Implementation(
+        "triton",
+        launched.prepare_step,
+        frozenset({"cuda", "npu"}),
+        launched.is_available,
+        launched.accepts,
+    )
+)
 verify_chain = Op("chain.verify_chain", reference.verify_chain)
 verify_chain.register(numba_body(compiled.verify_chain))
 verify_by_rejection = Op("chain.verify_by_rejection", reference.verify_by_rejection)
