@@ -139,6 +139,13 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
         "--speculative-accept-threshold-acc below 1": (
             server_args.speculative_accept_threshold_acc != 1.0
         ),
+        "--is-embedding": bool(server_args.is_embedding),
+        "--enable-lora (or --lora-paths)": bool(server_args.enable_lora or server_args.lora_paths),
+        # Not asked about the rows of a verification.
+        "--enable-custom-logit-processor": bool(server_args.enable_custom_logit_processor),
+        "--enable-watermark": bool(server_args.enable_watermark),
+        # Its prefill leaves the MTP layer out.
+        "--enable-pdmux": bool(server_args.enable_pdmux),
     }
 
 

@@ -67,6 +67,12 @@ REFUSED = [
     ("--speculative-draft-attention-backend triton", "--speculative-draft-attention-backend"),
     ("--speculative-draft-window-size 64", "--speculative-draft-window-size"),
     ("--disaggregation-mode decode", "--disaggregation-mode"),
+    ("--is-embedding", "--is-embedding"),
+    ("--enable-lora --max-lora-rank 8 --lora-target-modules all", "--enable-lora"),
+    ("--lora-paths adapter=./adapter", "--lora-paths"),
+    ("--enable-custom-logit-processor", "--enable-custom-logit-processor"),
+    ("--enable-watermark", "--enable-watermark"),
+    ("--enable-pdmux --disable-overlap-schedule --chunked-prefill-size -1", "--enable-pdmux"),
 ]
 
 
