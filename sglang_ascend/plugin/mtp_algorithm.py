@@ -159,6 +159,9 @@ def _unsupported_on_cpu(server_args: Any) -> dict[str, bool]:
     }
     return {f"{flag} {name}": name not in (None, "ascend") for flag, name in backends.items()} | {
         "--speculative-draft-window-size": server_args.speculative_draft_window_size is not None,
+        # Not carried from a verification to the reply.
+        "--enable-return-routed-experts": bool(server_args.enable_return_routed_experts),
+        "--enable-return-indexer-topk": bool(server_args.enable_return_indexer_topk),
         # The transfer brings one draft token and a hidden state; a step here starts from a chain.
         f"--disaggregation-mode {server_args.disaggregation_mode}": (
             server_args.disaggregation_mode != "null"

@@ -67,6 +67,8 @@ REFUSED = [
     ("--speculative-draft-attention-backend triton", "--speculative-draft-attention-backend"),
     ("--speculative-draft-window-size 64", "--speculative-draft-window-size"),
     ("--disaggregation-mode decode", "--disaggregation-mode"),
+    ("--enable-return-routed-experts", "--enable-return-routed-experts"),
+    ("--enable-return-indexer-topk", "--enable-return-indexer-topk"),
     ("--is-embedding", "--is-embedding"),
     ("--enable-lora --max-lora-rank 8 --lora-target-modules all", "--enable-lora"),
     ("--lora-paths adapter=./adapter", "--lora-paths"),
