@@ -4,6 +4,7 @@ exactly what the target said: the output's distribution is the target's.
 Distributions are enumerated with exact fractions over a tiny vocabulary, never sampled.
 """
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -69,14 +70,31 @@ def test_a_step_is_prepared_from_the_committed_lengths(num_steps):
     assert {tensor.dtype for tensor in indices} == {torch.int64}
 
 
-def test_a_prepared_step_does_not_follow_the_slot_lists():
-    """After ``publish`` the scheduler writes them for the next step, while this one still runs."""
-    req_to_token = slot_lists(80)
-    inputs = prepared(3, req_to_token)
-    before = inputs.block_table.clone(), inputs.slots.clone(), inputs.row_slots.clone()
-    req_to_token.fill_(-1)
-    after = inputs.block_table, inputs.slots, inputs.row_slots
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+def fields_that_follow_the_scheduler(prepare) -> set[str]:
+    """Fields of a prepared step that change when the scheduler writes what it was made from.
+
+    After ``publish`` it does, for the next step, while this one still runs.
+    """
+    seq_lens, rows, req_to_token = torch.tensor(STARTS), torch.tensor(ROWS), slot_lists(80)
+    inputs = prepare(seq_lens, rows, req_to_token, torch.arange(6), max(STARTS) + 6)
+    before = {name: tensor.clone() for name, tensor in vars(inputs).items()}
+    for written in (seq_lens, rows, req_to_token):
+        written.fill_(-1)
+    return {name for name, tensor in vars(inputs).items() if not torch.equal(before[name], tensor)}
+
+
+def test_a_prepared_step_does_not_follow_the_scheduler():
+    assert fields_that_follow_the_scheduler(chain.prepare_step) == set()
+
+
+def test_a_prepared_view_would_be_seen():
+    """The control: a block table that is the scheduler's own memory, and lengths in place."""
+
+    def prepare_views(seq_lens, rows, req_to_token, offsets, max_kv_len):
+        inputs = chain.prepare_step(seq_lens, rows, req_to_token, offsets, max_kv_len)
+        return replace(inputs, block_table=req_to_token[:5, :max_kv_len], kv_lens=seq_lens.add_(4))
+
+    assert fields_that_follow_the_scheduler(prepare_views) == {"block_table", "kv_lens"}
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 15])

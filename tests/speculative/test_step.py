@@ -164,6 +164,14 @@ class ShiftedTail(ToyModels):
         return super().tail(j, late, tokens, hidden)
 
 
+class BlockTableReadLate(ToyModels):
+    """The MTP layer reads the scheduler's slot lists after they were handed back."""
+
+    def publish(self, new_seq_lens):
+        super().publish(new_seq_lens)
+        self.inputs = replace(self.inputs, block_table=self.req_to_token[self.rows])
+
+
 class TailFromTheLastRow(ToyModels):
     """The tail continues from row K, accepted or not."""
 
@@ -181,6 +189,7 @@ class TailFromTheLastRow(ToyModels):
         BlindVerify,
         DraftStateKept,
         ShiftedTail,
+        BlockTableReadLate,
         TailFromTheLastRow,
     ],
 )
