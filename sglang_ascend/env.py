@@ -42,6 +42,10 @@ def path(text: str) -> Path:
     return Path(text).expanduser()
 
 
+def optional_path(text: str) -> Path | None:
+    return path(text) if text else None
+
+
 CACHE = Variable(
     "SGLANG_ASCEND_CACHE",
     path,
@@ -57,7 +61,14 @@ LOSSY_ACCEPTANCE = Variable(
     "(p >= RATIO q) or relaxed:TOP_N,DELTA[,START,END] inside a thinking section.",
 )
 
-VARIABLES: tuple[Variable, ...] = (CACHE, LOSSY_ACCEPTANCE)
+TRACE = Variable(
+    "SGLANG_ASCEND_TRACE",
+    optional_path,
+    "",
+    "Folder for a trace of every speculative step, which Perfetto opens; empty: none is written.",
+)
+
+VARIABLES: tuple[Variable, ...] = (CACHE, LOSSY_ACCEPTANCE, TRACE)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

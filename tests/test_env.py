@@ -23,6 +23,12 @@ def test_the_cache_is_the_folder_that_is_named_with_its_home_resolved():
     assert env.CACHE.get({"SGLANG_ASCEND_CACHE": "~/models"}) == Path.home() / "models"
 
 
+def test_a_trace_is_written_only_where_a_folder_is_named():
+    assert env.TRACE.get({}) is None
+    assert env.TRACE.get({"SGLANG_ASCEND_TRACE": ""}) is None
+    assert env.TRACE.get({"SGLANG_ASCEND_TRACE": "~/t"}) == Path.home() / "t"
+
+
 def test_a_value_that_does_not_parse_is_one_sentence_with_the_remedy():
     with pytest.raises(env.EnvironmentVariableError) as caught:
         env.CACHE.get({"SGLANG_ASCEND_CACHE": " "})

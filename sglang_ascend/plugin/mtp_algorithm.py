@@ -14,6 +14,7 @@ from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.hooks import require_hooks
 from sglang_ascend.plugin.platform import DEFAULT_MAX_RUNNING_REQUESTS
+from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import MTPConfig, MTPConfigError, resolve_config
 
 NAME = "MTP"
@@ -103,6 +104,7 @@ def register_mtp() -> None:
 def validate_server_args(server_args: Any) -> None:
     """Refuses what MTP cannot serve, before any weight is read. Raises StartupRefused."""
     require_hooks()
+    refuse_bad_trace_folder()
     _resolve(server_args)
     lossy_acceptance.policy()
     unsupported = _unsupported_flags(server_args)

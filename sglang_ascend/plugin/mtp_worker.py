@@ -22,6 +22,7 @@ from sglang_ascend.plugin import lossy_acceptance
 from sglang_ascend.plugin.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.mtp_draft import MTPDraftWorker
 from sglang_ascend.plugin.mtp_forwards import BatchModels
+from sglang_ascend.plugin.observability import make_timeline, make_watchdog
 from sglang_ascend.plugin.request_penalties import RequestPenalties
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
 from sglang_ascend.speculative.step import Requests, StepConstants, StepResult, speculative_step
@@ -54,6 +55,8 @@ class MTPWorker(EAGLEWorkerV2):
             lossy_acceptance.warn(self.lossy)
         self._draft_worker = MTPDraftWorker(server_args, gpu_id, nccl_port, target_worker)
         self._draft_worker.draws_drafts = self.draws_drafts
+        self.acceptance_watchdog = make_watchdog(self.speculative_num_steps)
+        self.step_timeline = make_timeline()
 
     def forward_batch_generation(
         self,
@@ -63,13 +66,14 @@ class MTPWorker(EAGLEWorkerV2):
         pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-            self.penalties.prefill(batch)
-            if self.relaxed is not None:
-                self.relaxed.prefill(batch)
-            return self._forward_prefill_batch(batch, on_publish, pp_proxy_tensors)
+            return self._prefill(batch, on_publish, pp_proxy_tensors)
         models = BatchModels(self, batch, on_publish, grammar_barrier)
+        timeline = self.step_timeline
         result = speculative_step(
-            batch.spec_info.topk_index, _requests_of(batch), self._constants, models
+            batch.spec_info.topk_index,
+            _requests_of(batch),
+            self._constants,
+            models if timeline is None else timeline.begin(models),
         )
         if batch.return_logprob:
             compute_spec_logprobs(
@@ -78,7 +82,28 @@ class MTPWorker(EAGLEWorkerV2):
                 result.sampled.view(-1),
                 chain_stride=self.speculative_num_draft_tokens,
             )
-        return self._batch_result(result, models)
+        batch_result = self._batch_result(result, models)
+        if timeline is not None:
+            timeline.finish(len(batch.reqs))
+        return batch_result
+
+    def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
+        """As SGLang's, with the start of what is counted of each request's output."""
+        self.penalties.prefill(batch)
+        if self.relaxed is not None:
+            self.relaxed.prefill(batch)
+        return self._forward_prefill_batch(batch, *args)
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        """The scheduler has the accepted drafts of a step on the host."""
+        if self.acceptance_watchdog is not None:
+            self.acceptance_watchdog.record(num_correct_drafts_per_req)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        if self.acceptance_watchdog is not None:
+            self.acceptance_watchdog.request_finished()
 
     @property
     def draws_drafts(self) -> bool:

@@ -1,9 +1,14 @@
-"""Refuses a checkpoint before SGLang reads its config.json, and fails on it with a traceback."""
+"""Refuses a checkpoint before SGLang reads its config.json, and fails on it with a traceback; and
+a trace folder that no process could write to.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+from sglang_ascend import env
+from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
 
 
@@ -25,3 +30,28 @@ def refuse_bad_checkpoint(self: Any) -> None:
         )
     except CheckpointError as error:
         raise StartupRefused(str(error)) from None
+
+
+def refuse_bad_trace_folder() -> None:
+    """Makes the folder of SGLANG_ASCEND_TRACE, if that is set. Raises StartupRefused."""
+    try:
+        folder = env.TRACE.get()
+    except env.EnvironmentVariableError as error:
+        raise StartupRefused(str(error)) from None
+    if folder is None:
+        return
+    if not serves_on_cpu():
+        raise StartupRefused(
+            f"{env.TRACE.name} traces the step of this package's worker, which serves CPUs only: "
+            "unset it."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        reason = None if os.access(folder, os.W_OK | os.X_OK) else "not writable"
+    except OSError as error:
+        reason = error.strerror
+    if reason is not None:
+        raise StartupRefused(
+            f"{env.TRACE.name}={folder} cannot hold a trace ({reason}): "
+            "name a folder that you may write to, or unset it."
+        )

@@ -134,6 +134,30 @@ def assert_one_sentence(text: str, named: str) -> None:
     assert re.findall(r"[.!?](?=\s)", text) == []
 
 
+def test_a_trace_folder_is_made_before_any_process_starts(tiny_mimo, monkeypatch, tmp_path):
+    monkeypatch.setenv("SGLANG_ASCEND_TRACE", str(tmp_path / "a" / "b"))
+    resolve(tiny_mimo, "--speculative-algorithm MTP")
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+@pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/folder", "  "])
+def test_a_trace_folder_that_can_hold_none_is_refused(tiny_mimo, monkeypatch, folder):
+    monkeypatch.setenv("SGLANG_ASCEND_TRACE", folder)
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, "--speculative-algorithm MTP")
+    assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_TRACE=")
+
+
+def test_a_trace_is_refused_where_another_worker_runs_the_step(tiny_mimo, monkeypatch):
+    from sglang_ascend.plugin import startup_checks
+
+    monkeypatch.setenv("SGLANG_ASCEND_TRACE", "/dev/null")
+    monkeypatch.setattr(startup_checks, "serves_on_cpu", lambda: False)
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, "--speculative-algorithm MTP")
+    assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_TRACE traces the step")
+
+
 def test_without_speculation_other_backends_are_left_alone(tiny_mimo):
     """The platform names a default and overrules no flag. Core turns intel_amx into torch_native
     where there is no AMX."""

@@ -23,6 +23,7 @@ MAX_OPERATIONS = 30
 BATCH = 8
 # Drafts: one accepted, one rejected, so that a step emits two tokens.
 NEW_TOKENS = 80
+OBSERVED = "step cost, observed"
 
 PARTS = Path(__file__).parents[2] / "benchmarks" / "server_parts"
 COUNTER = Path(__file__).parent / "step_cost"
@@ -31,7 +32,9 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
 
 @pytest.fixture
-def steps(servers: ServerPool, model_folder: Path, tmp_path: Path) -> list[dict[str, Any]]:
+def steps(
+    servers: ServerPool, model_folder: Path, variant: str, tmp_path: Path
+) -> list[dict[str, Any]]:
     """Records of the steps in which all requests decoded."""
     counts = tmp_path / "counts.json"
     variables = {
@@ -40,8 +43,12 @@ def steps(servers: ServerPool, model_folder: Path, tmp_path: Path) -> list[dict[
         "STEP_TIMES": str(tmp_path / "times.json"),
         "STEP_COUNTS": str(counts),
     }
+    flags: tuple[str, ...] = ()
+    if variant == OBSERVED:
+        flags = ("--enable-metrics",)
+        variables["SGLANG_ASCEND_TRACE"] = str(tmp_path / "trace")
     (server,) = servers.get(
-        ServerConfig(model_folder, mtp=True, variables=tuple(variables.items()))
+        ServerConfig(model_folder, mtp=True, flags=flags, variables=tuple(variables.items()))
     )
     counts.unlink(missing_ok=True)  # of the warm-up
     server.generate([[5 + i] for i in range(BATCH)], greedy(NEW_TOKENS))
@@ -59,7 +66,7 @@ def steps(servers: ServerPool, model_folder: Path, tmp_path: Path) -> list[dict[
     # The other one has a draft vocabulary, whose ids each draft is looked up in.
     ["nano-deepseek", pytest.param("smollm2-mtp", marks=pytest.mark.slow)],
 )
-@pytest.mark.parametrize("variant", ["step cost"])
+@pytest.mark.parametrize("variant", ["step cost", pytest.param(OBSERVED, marks=pytest.mark.slow)])
 def test_a_step_has_one_preparation_few_operations_and_no_wait(
     steps: list[dict[str, Any]], variant: str
 ) -> None:

@@ -1,0 +1,191 @@
+"""A server tells from its own acceptance that something is broken, and where a step's time goes.
+
+The damage is real: an MTP layer with other weights, a verifier that keeps every draft. The first
+costs speed alone, so its tokens stay those of a server without speculation.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import requests
+import torch
+from launched_server import LaunchedServer, Reply, greedy
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from safetensors.torch import load_file, save_file
+from server_pairs import TEST_TIMEOUT_S, ask_both, broken_verifiers, plain_and_mtp
+from server_pool import ServerPool
+from serving_prompts import lossless_mix
+from step_trace import check_step, events_of, steps_of
+
+from sglang_ascend.speculative.acceptance_watchdog import WINDOW
+from sglang_ascend.speculative.timeline import PHASES
+
+NUM_PROMPTS = 96
+# Enough for a window even when every step emits K+1 tokens.
+NEW_TOKENS = 64
+NEXTN = "model.layers.4."
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.slow,  # servers of their own
+    pytest.mark.timeout(TEST_TIMEOUT_S),
+    pytest.mark.parametrize("model", ["nano-deepseek"]),
+]
+
+
+def with_other_mtp_weights(folder: Path, copy: Path) -> Path:
+    """A checkpoint that is well-formed, and whose MTP layer was never trained."""
+    shutil.copytree(folder, copy)
+    tensors = load_file(copy / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    for name, tensor in tensors.items():
+        if name.startswith(NEXTN) and tensor.is_floating_point():
+            scale = tensor.float().std() if tensor.numel() > 1 else 1.0
+            noise = torch.randn(tensor.shape, generator=generator) * scale
+            tensors[name] = noise.to(tensor.dtype)
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one server said after the load."""
+
+    expected: list[Reply]
+    replies: list[Reply]
+    seconds: float  # since before the servers started
+    alarms: list[str]
+    samples: list[Sample]
+    trace: Path
+
+    def value(self, name: str, **labels: str) -> float:
+        (value,) = [
+            sample.value
+            for sample in self.samples
+            if sample.name == f"sglang_ascend:{name}" and labels.items() <= sample.labels.items()
+        ]
+        return value
+
+    def labels(self, name: str) -> dict[str, str]:
+        return next(sample.labels for sample in self.samples if sample.name == name)
+
+    def alarm_counts(self) -> dict[str, tuple[float, float]]:
+        """How often it was raised, and whether it is on."""
+        return {
+            kind: (
+                self.value(f"acceptance_{kind}_total"),
+                self.value("acceptance_alarm", kind=kind),
+            )
+            for kind in ("collapsed", "perfect")
+        }
+
+
+def samples_of(server: LaunchedServer) -> list[Sample]:
+    text = requests.get(f"{server.url}/metrics", timeout=60).text
+    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+
+
+def alarms_in(log: str) -> list[str]:
+    return re.findall(r"acceptance length \d\.\d\d \(of .* drafted steps: .*", log)
+
+
+@pytest.fixture
+def outcome(
+    servers: ServerPool, model_folder: Path, variant: str, tokenizer, held_out_prompts, tmp_path
+) -> Outcome:
+    """The same greedy load on a server without speculation and on one that is observed."""
+    plain, mtp = plain_and_mtp(model_folder)
+    if variant == "observed, every draft kept":
+        mtp = broken_verifiers(model_folder)[0]
+    flags = (*mtp.flags, "--enable-metrics")
+    if variant == "observed, other MTP weights":
+        draft = with_other_mtp_weights(model_folder, tmp_path / "draft")
+        flags += ("--speculative-draft-model-path", str(draft))
+    trace_folder = tmp_path / "trace"
+    variables = (*mtp.variables, ("SGLANG_ASCEND_TRACE", str(trace_folder)))
+    prompts = lossless_mix(tokenizer, held_out_prompts, NUM_PROMPTS)
+    started = time.monotonic()
+    pair = servers.get(plain, replace(mtp, flags=flags, variables=variables))
+    expected, replies = ask_both(
+        pair, lambda server: server.generate_each(prompts, greedy(NEW_TOKENS), 16)
+    )
+    seconds = time.monotonic() - started
+    (trace,) = trace_folder.iterdir()
+    samples = samples_when_idle(pair[1], trace)
+    return Outcome(expected, replies, seconds, alarms_in(pair[1].log()), samples, trace)
+
+
+def samples_when_idle(server: LaunchedServer, trace: Path) -> list[Sample]:
+    """Under overlap one more step runs after the last reply: both counts of steps must agree."""
+    for _ in range(100):
+        samples = samples_of(server)
+        counted = phase_values(samples, "count").values()
+        if set(counted) == {len(steps_of(events_of(trace)))}:
+            return samples
+        time.sleep(0.1)
+    raise AssertionError(f"/metrics counts {counted} steps, the trace others")
+
+
+def phase_values(samples: list[Sample], suffix: str) -> dict[str, float]:
+    name = f"sglang_ascend:step_phase_seconds_{suffix}"
+    return {sample.labels["phase"]: sample.value for sample in samples if sample.name == name}
+
+
+@pytest.mark.parametrize("variant", ["observed"])
+def test_a_healthy_server_raises_no_alarm_and_accounts_for_its_steps(
+    outcome: Outcome, variant: str, model: str
+) -> None:
+    assert tokens(outcome.replies) == tokens(outcome.expected)
+    assert outcome.alarms == []
+    assert outcome.alarm_counts() == {"collapsed": (0, 0), "perfect": (0, 0)}
+
+    steps = steps_of(events_of(outcome.trace))
+    for step in steps:
+        check_step(*step)
+    num_rows = sum(step["args"]["batch_size"] for step, *_ in steps)
+    assert num_rows >= sum(reply.meta["spec_verify_ct"] for reply in outcome.replies) > WINDOW
+    seconds = phase_values(outcome.samples, "sum")
+    assert list(seconds) == list(PHASES)
+    for i, phase in enumerate(PHASES, start=1):
+        traced = sum(step[i]["dur"] for step in steps) * 1e-6
+        assert seconds[phase] == pytest.approx(traced, abs=1e-6 * len(steps))
+        assert seconds[phase] > 0
+    assert sum(seconds.values()) < outcome.seconds, "these are seconds, of steps in a row"
+    assert outcome.labels("sglang_ascend:acceptance_collapsed_total") == outcome.labels(
+        "sglang:spec_accept_length"
+    )
+    print({phase: f"{1e3 * value / len(steps):.2f} ms" for phase, value in seconds.items()})
+
+
+@pytest.mark.parametrize("variant", ["observed, other MTP weights"])
+def test_an_mtp_layer_with_other_weights_is_noticed_and_changes_no_token(
+    outcome: Outcome, variant: str, model: str
+) -> None:
+    assert tokens(outcome.replies) == tokens(outcome.expected)
+    print(outcome.alarms)
+    (alarm,) = outcome.alarms
+    assert "check --speculative-draft-model-path" in alarm
+    assert outcome.alarm_counts() == {"collapsed": (1, 1), "perfect": (0, 0)}
+
+
+@pytest.mark.parametrize("variant", ["observed, every draft kept"])
+def test_a_verifier_that_keeps_every_draft_is_noticed(
+    outcome: Outcome, variant: str, model: str
+) -> None:
+    assert tokens(outcome.replies) != tokens(outcome.expected)
+    print(outcome.alarms)
+    (alarm,) = outcome.alarms
+    assert alarm.startswith("acceptance length 4.00 (of 1 to 4)")
+    assert "verification keeps every draft" in alarm
+    assert outcome.alarm_counts() == {"collapsed": (0, 0), "perfect": (1, 1)}
+
+
+def tokens(replies: list[Reply]) -> list[list[int]]:
+    return [reply.tokens for reply in replies]
