@@ -11,6 +11,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 from sglang_ascend.ops import chain, sampling
+from sglang_ascend.plugin.ranks import draw_of_first_rank
 from sglang_ascend.sampling.coins import Decision, toss
 from sglang_ascend.sampling.lossy import Threshold, emit
 
@@ -65,6 +66,8 @@ class BatchSampling:
         else:
             tokens = self._draw(logits, positions).view(-1, self.width)
             accept_lens = chain.verify_chain(tokens, drafts)
+        if not self.info.is_all_greedy:
+            tokens, accept_lens = draw_of_first_rank(tokens), draw_of_first_rank(accept_lens)
         self.penalties.commit(self.batch, candidates, accept_lens)
         return tokens, accept_lens
 
@@ -80,7 +83,7 @@ class BatchSampling:
             probs = _probabilities(logits, self.info, 1)
             self.next_draft_probs.append(probs)
             coins = toss(self.info.sampling_seed, positions, Decision.DRAFT)
-            tokens = sampling.draw(probs, coins)
+            tokens = draw_of_first_rank(sampling.draw(probs, coins))
         else:
             tokens = sampling.greedy(logits)
         return tokens if self.draft_vocabulary is None else self.draft_vocabulary[tokens]

@@ -14,6 +14,7 @@ from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.hooks import require_hooks
 from sglang_ascend.plugin.platform import DEFAULT_MAX_RUNNING_REQUESTS
+from sglang_ascend.plugin.ranks import refuse_uneven_heads
 from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import MTPConfig, MTPConfigError, resolve_config
 
@@ -113,6 +114,7 @@ def validate_server_args(server_args: Any) -> None:
     for flag, given in unsupported.items():
         if given:
             raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")
+    refuse_uneven_heads(server_args)
 
 
 def _resolve(server_args: Any) -> MTPConfig:

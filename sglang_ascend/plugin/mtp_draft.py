@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
-from sglang.srt.runtime_context import get_spec
+from sglang.srt.runtime_context import get_parallel, get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
+
+logger = logging.getLogger(__name__)
 
 
 class MTPDraftWorker(EagleDraftWorker):
@@ -26,6 +29,10 @@ class MTPDraftWorker(EagleDraftWorker):
         self.hot_token_id = read_draft_vocabulary(
             Path(model_config.model_path), model_config.vocab_size
         )
+        if self.hot_token_id is not None and get_parallel().tp_size > 1:
+            # A rank holds a slice of the head's rows, and every slice must be as long.
+            logger.info("Drafts use the full vocabulary, for the head is split between ranks.")
+            self.hot_token_id = None
 
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         with _deterministic_drafts():

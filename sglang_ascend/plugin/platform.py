@@ -42,6 +42,7 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
     def apply_server_args_defaults(self, server_args: Any) -> None:
         # Imported late: `import sglang` loads this class, and a caller may be importing hooks.
         from sglang_ascend.plugin.hooks import require_hooks
+        from sglang_ascend.plugin.ranks import share_machine
 
         require_hooks()
         if server_args.enable_deterministic_inference:
@@ -49,6 +50,7 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
                 "--enable-deterministic-inference replaces kernels by Triton's, which a CPU has "
                 "not: drop it, a request's seed is honoured without it."
             )
+        share_machine(server_args.dp_size * server_args.tp_size * server_args.pp_size)
         # Forwards run in order here: a batch needs no second copy of its inputs to be safe.
         if not envs.SGLANG_EAGER_INPUT_NO_COPY.is_set():
             envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)

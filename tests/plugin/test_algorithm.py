@@ -75,7 +75,14 @@ REFUSED = [
     ("--enable-custom-logit-processor", "--enable-custom-logit-processor"),
     ("--enable-watermark", "--enable-watermark"),
     ("--enable-pdmux --disable-overlap-schedule --chunked-prefill-size -1", "--enable-pdmux"),
+    ("--tp-size 2", "--tp-size"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def leave_the_environment(monkeypatch):
+    """Several ranks would share the cores of this process, and of every server that it starts."""
+    monkeypatch.setattr("sglang_ascend.plugin.ranks.share_machine", lambda num_ranks: None)
 
 
 def resolve(folder, flags: str):

@@ -1,0 +1,57 @@
+"""Several ranks of one server on CPU: the cores of each, and one draw for all of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from sglang.srt.arg_groups.model_override_base import model_config_of
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.utils.common import get_cpu_ids_by_node
+
+from sglang_ascend.plugin.errors import StartupRefused
+
+CORES_OF_RANKS = "SGLANG_CPU_OMP_THREADS_BIND"
+
+
+def share_machine(num_ranks: int) -> None:
+    """Gives each rank its part of this process's cores, where the environment says nothing.
+
+    SGLang puts one rank on each NUMA node and, left alone, refuses more ranks than nodes, or ranks
+    that see different amounts of free memory: here they see the same memory at different times.
+    """
+    if num_ranks <= 1 or num_ranks <= len(get_cpu_ids_by_node()):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    parts = [cores_of_rank(cores, rank, num_ranks) for rank in range(num_ranks)]
+    os.environ.setdefault(CORES_OF_RANKS, "|".join(",".join(map(str, part)) for part in parts))
+    os.environ.setdefault("OMP_NUM_THREADS", str(len(parts[0])))
+    os.environ.setdefault("SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK", "false")
+
+
+def cores_of_rank(cores: list[int], rank: int, num_ranks: int) -> list[int]:
+    """Consecutive cores, as many for each rank; ranks share cores where there are too few."""
+    each = len(cores) // num_ranks
+    return cores[rank * each : (rank + 1) * each] or [cores[rank % len(cores)]]
+
+
+def refuse_uneven_heads(server_args: Any) -> None:
+    """Core asserts this in every rank, after it has started them. Raises StartupRefused."""
+    num_heads = model_config_of(server_args).num_attention_heads
+    if num_heads % server_args.tp_size:
+        raise StartupRefused(
+            f"--tp-size {server_args.tp_size} does not divide the model's {num_heads} attention "
+            "heads: choose a size that does."
+        )
+
+
+def draw_of_first_rank(tokens: torch.Tensor) -> torch.Tensor:
+    """Overwrites every tensor-parallel rank's draws with rank 0's.
+
+    Ranks that disagree about one token run different batches, and wait for each other forever.
+    """
+    group = get_parallel().tp_group
+    if group.world_size > 1:
+        group.broadcast(tokens, src=0)
+    return tokens
