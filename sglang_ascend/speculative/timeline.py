@@ -97,7 +97,7 @@ class TimedModels:
         self._start = mark()
 
     def __getattr__(self, name: str) -> Any:
-        """Every other call, such as ``sample``, lies inside a phase."""
+        """Every other call, such as ``accept``, lies inside a phase."""
         return getattr(self._models, name)
 
     def verify(self, *args: Any) -> Any:

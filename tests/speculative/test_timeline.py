@@ -16,7 +16,7 @@ from sglang_ascend.speculative import step as step_module
 from sglang_ascend.speculative.step import StepResult, speculative_step
 from sglang_ascend.speculative.timeline import PHASES, HostClock, StepTimeline, StepTimes
 
-PREPARE, VERIFY, SAMPLE, PUBLISH, EXTEND, TAIL, RESULT = (2.0**i for i in range(7))
+PREPARE, VERIFY, ACCEPT, PUBLISH, EXTEND, TAIL, RESULT = (2.0**i for i in range(7))
 
 
 class ToyClock:
@@ -44,7 +44,7 @@ class ClockedModels(ToyModels):
 
     def __init__(self, clock: ToyClock, num_steps: int) -> None:
         super().__init__(make_prompts(3), num_steps, mixed)
-        takes = {"verify": VERIFY, "sample": SAMPLE, "publish": PUBLISH}
+        takes = {"verify": VERIFY, "accept": ACCEPT, "publish": PUBLISH}
         for name, seconds in (takes | {"extend": EXTEND, "tail": TAIL}).items():
             setattr(self, name, clock.taking(seconds, getattr(self, name)))
 
@@ -76,7 +76,7 @@ def test_each_phase_has_the_time_of_its_calls(monkeypatch, num_steps):
     assert step.durations == {
         "prepare": PREPARE,
         "target": VERIFY,
-        "verify": SAMPLE + PUBLISH,
+        "verify": ACCEPT + PUBLISH,
         "draft": EXTEND + (num_steps - 1) * TAIL,
         "result": RESULT,
     }
@@ -93,7 +93,7 @@ def test_a_timed_step_is_the_step(num_steps):
     timed = run_step(models, timeline)
     timeline.finish(3)
     assert all(torch.equal(getattr(plain, name), getattr(timed, name)) for name in vars(plain))
-    assert models.calls == ["verify", "sample", "publish", "extend", *["tail"] * (num_steps - 1)]
+    assert models.calls == ["verify", "accept", "publish", "extend", *["tail"] * (num_steps - 1)]
     assert all(seconds >= 0 for seconds in seen[0].durations.values())
 
 
