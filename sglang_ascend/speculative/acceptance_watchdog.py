@@ -18,16 +18,18 @@ logger = logging.getLogger(__name__)
 # steps of one request resemble each other.
 WINDOW = 1024
 MIN_REQUESTS = 4
-# Collapsed: draft 1 is accepted in fewer steps than this. Perfect: a draft is rejected in fewer.
-RARE = 0.02
-# Of calling an event rare (or no longer rare) that is exactly as frequent as RARE, per window.
-RISK = 1e-4
 # A second warning of the same kind within this time is counted and not logged.
 QUIET_S = 600.0
 
 COLLAPSED = "collapsed"
 PERFECT = "perfect"
 KINDS: tuple[str, ...] = (COLLAPSED, PERFECT)
+
+# Collapsed: draft 1 is accepted in fewer steps than this (an untrained MTP layer of nano-deepseek:
+# 0.6 %, by chance). Perfect: a draft is rejected in fewer.
+RARE = {COLLAPSED: 0.05, PERFECT: 0.02}
+# Of calling an event rare (or no longer rare) that is exactly as frequent as RARE, per window.
+RISK = 1e-4
 
 _CAUSES = {
     COLLAPSED: (
@@ -79,7 +81,7 @@ class AcceptanceWatchdog:
 
     A change of state takes a confidence bound on its side of ``RARE``, so that acceptance near the
     boundary does not flap. At an acceptance of draft 1 of 10 %, independent steps raise an alarm
-    with a probability below 1e-30 per window.
+    with a probability below 1e-15 per window.
 
     ``on_change(kind, is_active)`` is told every change; of the log lines, one kind's come at most
     every ``QUIET_S`` seconds of ``clock``.
@@ -94,7 +96,7 @@ class AcceptanceWatchdog:
         self.num_drafts = num_drafts
         self._on_change = on_change
         self._clock = clock
-        self._rare_up_to, self._frequent_from = decisive_counts(WINDOW, RARE, RISK)
+        self._bounds = {kind: decisive_counts(WINDOW, RARE[kind], RISK) for kind in KINDS}
         self._steps: deque[_Step] = deque()
         self._totals = _Step(0, 0, 0, 0, 0)
         self._num_finished = 0
@@ -136,10 +138,11 @@ class AcceptanceWatchdog:
     def _judge(self, kind: str, num_events: int) -> None:
         """The window may be longer than WINDOW by part of a batch, which makes a small count only
         more telling; a large one is rare enough not to matter."""
+        rare_up_to, frequent_from = self._bounds[kind]
         if self._active[kind]:
-            if num_events >= self._frequent_from:
+            if num_events >= frequent_from:
                 self._recover(kind)
-        elif num_events <= self._rare_up_to and self._num_requests() >= MIN_REQUESTS:
+        elif num_events <= rare_up_to and self._num_requests() >= MIN_REQUESTS:
             self._alarm(kind)
 
     def _alarm(self, kind: str) -> None:

@@ -28,8 +28,10 @@ from sglang_ascend.speculative.acceptance_watchdog import WINDOW
 from sglang_ascend.speculative.timeline import PHASES
 
 NUM_PROMPTS = 96
-# Enough for a window even when every step emits K+1 tokens.
-NEW_TOKENS = 64
+# Enough for a window even when every step emits K+1 tokens: 12 steps a prompt.
+NEW_TOKENS = 48
+EVERY_DRAFT_KEPT = "observed, every draft kept"
+OTHER_WEIGHTS = "observed, other MTP weights"
 NEXTN = "model.layers.4."
 
 pytestmark = [
@@ -58,7 +60,7 @@ def with_other_mtp_weights(folder: Path, copy: Path) -> Path:
 class Outcome:
     """What one server said after the load."""
 
-    expected: list[Reply]
+    expected: list[Reply]  # of the server without speculation, where there is one
     replies: list[Reply]
     seconds: float  # since before the servers started
     alarms: list[str]
@@ -100,26 +102,28 @@ def alarms_in(log: str) -> list[str]:
 def outcome(
     servers: ServerPool, model_folder: Path, variant: str, tokenizer, held_out_prompts, tmp_path
 ) -> Outcome:
-    """The same greedy load on a server without speculation and on one that is observed."""
+    """The same greedy load on a server that is observed and on one without speculation."""
     plain, mtp = plain_and_mtp(model_folder)
-    if variant == "observed, every draft kept":
+    if variant == EVERY_DRAFT_KEPT:
         mtp = broken_verifiers(model_folder)[0]
     flags = (*mtp.flags, "--enable-metrics")
-    if variant == "observed, other MTP weights":
+    if variant == OTHER_WEIGHTS:
         draft = with_other_mtp_weights(model_folder, tmp_path / "draft")
         flags += ("--speculative-draft-model-path", str(draft))
     trace_folder = tmp_path / "trace"
     variables = (*mtp.variables, ("SGLANG_ASCEND_TRACE", str(trace_folder)))
     prompts = lossless_mix(tokenizer, held_out_prompts, NUM_PROMPTS)
     started = time.monotonic()
-    pair = servers.get(plain, replace(mtp, flags=flags, variables=variables))
-    expected, replies = ask_both(
-        pair, lambda server: server.generate_each(prompts, greedy(NEW_TOKENS), 16)
+    mtp = replace(mtp, flags=flags, variables=variables)
+    running = servers.get(*([mtp] if variant == EVERY_DRAFT_KEPT else [mtp, plain]))
+    replies, *expected = ask_both(
+        running, lambda server: server.generate_each(prompts, greedy(NEW_TOKENS), 16)
     )
     seconds = time.monotonic() - started
     (trace,) = trace_folder.iterdir()
-    samples = samples_when_idle(pair[1], trace)
-    return Outcome(expected, replies, seconds, alarms_in(pair[1].log()), samples, trace)
+    samples = samples_when_idle(running[0], trace)
+    alarms = alarms_in(running[0].log())
+    return Outcome(expected[0] if expected else [], replies, seconds, alarms, samples, trace)
 
 
 def samples_when_idle(server: LaunchedServer, trace: Path) -> list[Sample]:
@@ -164,7 +168,7 @@ def test_a_healthy_server_raises_no_alarm_and_accounts_for_its_steps(
     print({phase: f"{1e3 * value / len(steps):.2f} ms" for phase, value in seconds.items()})
 
 
-@pytest.mark.parametrize("variant", ["observed, other MTP weights"])
+@pytest.mark.parametrize("variant", [OTHER_WEIGHTS])
 def test_an_mtp_layer_with_other_weights_is_noticed_and_changes_no_token(
     outcome: Outcome, variant: str, model: str
 ) -> None:
@@ -175,11 +179,10 @@ def test_an_mtp_layer_with_other_weights_is_noticed_and_changes_no_token(
     assert outcome.alarm_counts() == {"collapsed": (1, 1), "perfect": (0, 0)}
 
 
-@pytest.mark.parametrize("variant", ["observed, every draft kept"])
+@pytest.mark.parametrize("variant", [EVERY_DRAFT_KEPT])
 def test_a_verifier_that_keeps_every_draft_is_noticed(
     outcome: Outcome, variant: str, model: str
 ) -> None:
-    assert tokens(outcome.replies) != tokens(outcome.expected)
     print(outcome.alarms)
     (alarm,) = outcome.alarms
     assert alarm.startswith("acceptance length 4.00 (of 1 to 4)")

@@ -54,14 +54,21 @@ def test_counts_are_decisive_exactly_where_the_binomial_says(num_steps, rate, ri
     )
 
 
-def test_a_window_is_long_enough_to_call_an_event_rare_and_to_forgive_a_few():
-    below, above = decisive_counts(WINDOW, RARE, RISK)
-    assert 3 <= below < RARE * WINDOW < above
+@pytest.mark.parametrize("rate", RARE.values())
+def test_a_window_is_long_enough_to_call_an_event_rare_and_to_forgive_a_few(rate):
+    below, above = decisive_counts(WINDOW, rate, RISK)
+    assert 3 <= below < rate * WINDOW < above
 
 
-def test_a_healthy_draft_is_called_collapsed_less_than_once_in_1e30_windows():
-    below, _ = decisive_counts(WINDOW, RARE, RISK)
-    assert at_most(below, WINDOW, Fraction(1, 10)) < Fraction(1, 10**30)
+def test_a_healthy_draft_is_called_collapsed_less_than_once_in_1e15_windows():
+    below, _ = decisive_counts(WINDOW, RARE[COLLAPSED], RISK)
+    assert at_most(below, WINDOW, Fraction(1, 10)) < Fraction(1, 10**15)
+
+
+def test_the_chance_hits_of_an_untrained_layer_do_not_hide_it():
+    """0.6 % of draft 1, measured with nano-deepseek's layer replaced by noise."""
+    below, _ = decisive_counts(WINDOW, RARE[COLLAPSED], RISK)
+    assert at_most(below, WINDOW, Fraction(6, 1000)) > 1 - Fraction(1, 10**6)
 
 
 def accepted_drafts(rate: float, seed: int, num_drafts: int = K) -> Iterator[int]:
@@ -105,7 +112,7 @@ def test_healthy_drafts_raise_no_alarm(rate, seed, num_drafts, batch_size):
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.floats(0, 1e-3), st.integers(0, 2**32), st.integers(4, 130))
+@given(st.floats(0, 6e-3), st.integers(0, 2**32), st.integers(4, 130))
 def test_drafts_that_stop_being_right_are_noticed_within_two_windows(rate, seed, batch_size):
     watchdog = Changes()
     watchdog.feed(accepted_drafts(0.6, seed), 3 * WINDOW, batch_size)
@@ -210,7 +217,7 @@ def test_changes_are_all_counted_and_logged_once_in_a_while(caplog):
 
 
 def test_acceptance_near_the_boundary_does_not_flap():
-    for rate in (0.01, 0.02, 0.04):
+    for rate in (0.02, 0.05, 0.08):
         watchdog = Changes()
         watchdog.feed(accepted_drafts(rate, seed=5), 40 * WINDOW)
         assert len(watchdog.changes) <= 2
