@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -184,3 +185,47 @@ def test_0012_refuses_what_our_hook_refuses(patched, ids, min_new_tokens):
         theirs(params, 50)
     with wrong:
         refuse_unknown_stop_tokens(lambda *arguments: None, params, 50)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_0014_copies_slot_numbers_only_where_they_are_on_a_device(patched, device):
+    sent: list[dict[str, Any]] = []
+    on_host = MagicMock(__len__=lambda self: 3)
+    event = SimpleNamespace(record=lambda stream: None)
+    cuda = SimpleNamespace(Event=lambda: event, current_stream=lambda: None)
+    function = patched(
+        "0014",
+        "_send_kv_chunk",
+        torch=SimpleNamespace(empty=lambda *shape, **options: on_host, cuda=cuda),
+        get_parallel=lambda: SimpleNamespace(enable_dsa_cache_layer_split=False),
+        kv_to_page_indices=lambda indices, page_size: indices.numpy(),
+    )
+    sender = SimpleNamespace(
+        supports_host_tensor_indices=True,
+        kv_mgr=SimpleNamespace(enable_all_cp_ranks_for_transfer=False),
+        get_max_transfer_tokens=lambda: None,
+        should_send_kv_chunk=lambda count, last: True,
+        send=lambda pages, state, **options: sent.append({"pages": pages, **options}),
+    )
+    scheduler = SimpleNamespace(
+        enable_staging=False,
+        disagg_prefill_pending_chunk_rids=set(),
+        req_to_token_pool=SimpleNamespace(req_to_token=torch.arange(12, device=device).view(2, 6)),
+        token_to_kv_pool_allocator=SimpleNamespace(
+            page_size=1, translate_kv_indices_for_transfer=lambda indices: indices
+        ),
+    )
+    req = SimpleNamespace(
+        rid="0",
+        kv=SimpleNamespace(req_pool_idx=1),
+        start_send_idx=2,
+        origin_input_ids=[0] * 6,
+        disagg_kv_sender=sender,
+    )
+    function(scheduler, req, end_idx=5)
+    (message,) = sent
+    assert message["num_kv_tokens"] == 3
+    if device == "cpu":
+        assert message["pages"].tolist() == [8, 9, 10] and "indices_event" not in message
+    else:
+        assert message["pages"] is on_host and message["indices_event"] is event

@@ -45,3 +45,13 @@ class ChainRelay(FutureMap):
             draft_input.topk_index = self.candidates[draft_input.future_indices]
             if self.draft_probs is not None:
                 draft_input.draft_probs = self.draft_probs[draft_input.future_indices]
+
+
+def first_chain(bonus: torch.Tensor, draft: torch.Tensor, num_steps: int) -> torch.Tensor:
+    """[bonus, draft, draft, ...] int64 [batch, num_steps + 1], from two int [batch].
+
+    Behind a prompt only one token is drafted; verification drops the repetitions that are wrong.
+    """
+    chain = draft[:, None].repeat(1, num_steps + 1)
+    chain[:, 0] = bonus
+    return chain

@@ -9,6 +9,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_ascend.plugin import (
+    disaggregation,
     prepared_weights,
     replacements,
     request_checks,
@@ -36,6 +37,7 @@ class Hook:
 
 _ALLOCATION = "sglang.srt.mem_cache.allocation"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_PREFILL = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
 _WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
 _UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang"
@@ -157,6 +159,15 @@ CPU_HOOKS = (
         upstream=f"{_UPSTREAM}/srt/layers/sampler.py",
         delete_when="the PyTorch sampler hashes token ids under filters too, min-p included",
         kind=HookType.AROUND,
+    ),
+    Hook(
+        target=f"{_PREFILL}._send_kv_chunk",
+        replacement=disaggregation.send_known_indices,
+        why="slot numbers are copied to pinned memory and fenced with a CUDA event",
+        upstream=f"{_UPSTREAM}/srt/disaggregation/prefill.py",
+        delete_when="core leaves slot numbers that are on the CPU where they are",
+        patch="0014-send-host-indices.patch",
+        kind=HookType.BEFORE,
     ),
     _packing_hook(
         "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",

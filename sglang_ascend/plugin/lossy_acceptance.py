@@ -16,6 +16,15 @@ from sglang_ascend.sampling import lossy
 logger = logging.getLogger(__name__)
 
 
+def refuse_bad_policy(server_args: Any) -> None:
+    """Raises StartupRefused."""
+    if policy() is not None and server_args.disaggregation_mode != "null":
+        raise StartupRefused(
+            f"{env.LOSSY_ACCEPTANCE.name} needs what prefill knows of a request, which is not "
+            "sent with --disaggregation-mode: unset it."
+        )
+
+
 def policy() -> lossy.Threshold | lossy.Relaxed | None:
     """What the variable asks for. Raises StartupRefused."""
     name, text = env.LOSSY_ACCEPTANCE.name, env.LOSSY_ACCEPTANCE.get()

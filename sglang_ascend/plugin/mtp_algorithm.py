@@ -11,6 +11,11 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang_ascend.plugin import lossy_acceptance
 from sglang_ascend.plugin.chain_relay import ChainRelay
 from sglang_ascend.plugin.device import serves_on_cpu
+from sglang_ascend.plugin.disaggregation import (
+    received_draft_input,
+    refuse_missing_engine,
+    unserved_transfers,
+)
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.hooks import require_hooks
 from sglang_ascend.plugin.platform import DEFAULT_MAX_RUNNING_REQUESTS
@@ -56,6 +61,8 @@ class MTPAlgorithm(CustomSpecAlgo):
         )
 
     def build_disagg_draft_input(self, batch: Any, last_tokens: Any, future_map: Any) -> Any:
+        if serves_on_cpu():
+            return received_draft_input(batch, last_tokens, future_map)
         from sglang.srt.speculative.eagle_disaggregation import build_eagle_disagg_draft_input
 
         return build_eagle_disagg_draft_input(batch, last_tokens, future_map)
@@ -107,7 +114,7 @@ def validate_server_args(server_args: Any) -> None:
     require_hooks()
     refuse_bad_trace_folder()
     _resolve(server_args)
-    lossy_acceptance.policy()
+    lossy_acceptance.refuse_bad_policy(server_args)
     unsupported = _unsupported_flags(server_args)
     if serves_on_cpu():
         unsupported |= _unsupported_on_cpu(server_args)
@@ -115,6 +122,8 @@ def validate_server_args(server_args: Any) -> None:
         if given:
             raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")
     refuse_uneven_heads(server_args)
+    if serves_on_cpu():
+        refuse_missing_engine(server_args)
 
 
 def _resolve(server_args: Any) -> MTPConfig:
@@ -161,13 +170,10 @@ def _unsupported_on_cpu(server_args: Any) -> dict[str, bool]:
         "--decode-attention-backend": server_args.decode_attention_backend,
         "--speculative-draft-attention-backend": server_args.speculative_draft_attention_backend,
     }
-    return {f"{flag} {name}": name not in (None, "ascend") for flag, name in backends.items()} | {
-        "--speculative-draft-window-size": server_args.speculative_draft_window_size is not None,
-        # Not carried from a verification to the reply.
-        "--enable-return-routed-experts": bool(server_args.enable_return_routed_experts),
-        "--enable-return-indexer-topk": bool(server_args.enable_return_indexer_topk),
-        # The transfer brings one draft token and a hidden state; a step here starts from a chain.
-        f"--disaggregation-mode {server_args.disaggregation_mode}": (
-            server_args.disaggregation_mode != "null"
-        ),
-    }
+    unserved = {f"{flag} {name}": name not in (None, "ascend") for flag, name in backends.items()}
+    window = server_args.speculative_draft_window_size
+    unserved["--speculative-draft-window-size"] = window is not None
+    # Not carried from a verification to the reply.
+    unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)
+    unserved["--enable-return-indexer-topk"] = bool(server_args.enable_return_indexer_topk)
+    return unserved | unserved_transfers(server_args)

@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
-from sglang.srt.runtime_context import get_parallel, get_spec
+from sglang.srt.runtime_context import get_disagg, get_parallel, get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
+from sglang_ascend.plugin.chain_relay import first_chain
+from sglang_ascend.plugin.disaggregation import fill_transfer
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -71,10 +73,12 @@ class MTPDraftWorker(EagleDraftWorker):
             )
         if self.hot_token_id is not None:
             first = self.hot_token_id[first]
-        bonus = draft_input.bonus_tokens[:, None].to(first.dtype)
-        repeated = first.expand(-1, self.speculative_num_steps)
-        draft_input.topk_index = torch.cat([bonus, repeated], dim=1)
+        draft_input.topk_index = first_chain(
+            draft_input.bonus_tokens, first[:, 0], self.speculative_num_steps
+        )
         draft_input.hidden_states = None
+        if get_disagg().disaggregation_mode == "prefill":
+            fill_transfer(draft_input)
         return draft_input
 
 

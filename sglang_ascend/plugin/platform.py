@@ -54,6 +54,8 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
         # Forwards run in order here: a batch needs no second copy of its inputs to be safe.
         if not envs.SGLANG_EAGER_INPUT_NO_COPY.is_set():
             envs.SGLANG_EAGER_INPUT_NO_COPY.set(True)
+        # Sending a cached prefix ahead of the prefill is fenced by a CUDA event.
+        envs.SGLANG_DISAGG_PREFILL_EARLY_SEND_CACHED_PREFIX.set(False)
         # Core has filled in its own backend for any CPU by now; only a flag is left alone.
         if server_args._raw_input["attention_backend"] is None:
             server_args.attention_backend = ATTENTION_BACKEND

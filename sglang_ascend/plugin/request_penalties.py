@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ class RequestPenalties:
         self._pool = (num_rows, vocab_size, device)
         self._counts: OutputCounts | None = None
         self._of_last_batch: tuple[tuple[str, ...], Penalties, torch.Tensor] | None = None
+        self._counted: weakref.WeakSet[Req] = weakref.WeakSet()
 
     def prefill(self, batch: ScheduleBatch) -> None:
         """Before the forward of prompts: their requests' counts start, and the terms that SGLang's
@@ -28,12 +30,10 @@ class RequestPenalties:
         """
         if not _has_penalties(batch):
             return
-        if self._counts is None:
-            self._counts = OutputCounts(*self._pool)
         num_decoding = len(batch.decoding_reqs or ())
         num_prompts = len(batch.reqs) - num_decoding
         outputs = [list(req.output_ids) for req in batch.reqs[:num_prompts]]
-        self._counts.restart(batch.req_pool_indices[:num_prompts], outputs)
+        self._restart(batch.reqs[:num_prompts], batch.req_pool_indices[:num_prompts], outputs)
         if num_decoding:
             # Rows of a mixed chunk: their one token is the last emitted one.
             rows, tokens = batch.req_pool_indices[-num_decoding:], batch.input_ids[-num_decoding:]
@@ -77,10 +77,24 @@ class RequestPenalties:
         counts = self._counts.along(batch.req_pool_indices, candidates)
         return terms_of(penalties, counts, num_output_tokens)
 
+    def _restart(self, reqs: list[Req], rows: torch.Tensor, outputs: list[list[int]]) -> None:
+        if self._counts is None:
+            self._counts = OutputCounts(*self._pool)
+        if reqs:
+            self._counts.restart(rows, outputs)
+            self._counted.update(reqs)
+
+    def _count_received(self, batch: ScheduleBatch) -> None:
+        """Requests that another server prefilled begin here, with the first token behind them."""
+        new = [i for i, req in enumerate(batch.reqs) if req not in self._counted]
+        outputs = [list(batch.reqs[i].output_ids)[:-1] for i in new]
+        self._restart([batch.reqs[i] for i in new], batch.req_pool_indices[new], outputs)
+
     def _of(self, batch: ScheduleBatch) -> tuple[Penalties, torch.Tensor]:
         """The batch's penalties and prompt lengths, made again only when it changes."""
         requests = tuple(req.rid for req in batch.reqs)
         if self._of_last_batch is None or self._of_last_batch[0] != requests:
+            self._count_received(batch)
             _, vocab_size, device = self._pool
             self._of_last_batch = (requests, *_penalties_of(batch.reqs, vocab_size, device))
         return self._of_last_batch[1:]

@@ -41,6 +41,10 @@ OVERRIDES = [
 
 # Flags beside --speculative-algorithm MTP, and what the refusal must name.
 REFUSED = [
+    (
+        "--disaggregation-mode decode --speculative-use-rejection-sampling",
+        "--speculative-use-rejection-sampling with --disaggregation-mode",
+    ),
     ("--speculative-num-steps 0", "--speculative-num-steps"),
     ("--speculative-num-steps -1", "--speculative-num-steps"),
     ("--speculative-num-steps 16", "--speculative-num-steps"),
@@ -66,7 +70,6 @@ REFUSED = [
     ("--decode-attention-backend torch_native", "--decode-attention-backend"),
     ("--speculative-draft-attention-backend triton", "--speculative-draft-attention-backend"),
     ("--speculative-draft-window-size 64", "--speculative-draft-window-size"),
-    ("--disaggregation-mode decode", "--disaggregation-mode"),
     ("--enable-return-routed-experts", "--enable-return-routed-experts"),
     ("--enable-return-indexer-topk", "--enable-return-indexer-topk"),
     ("--is-embedding", "--is-embedding"),
@@ -76,6 +79,14 @@ REFUSED = [
     ("--enable-watermark", "--enable-watermark"),
     ("--enable-pdmux --disable-overlap-schedule --chunked-prefill-size -1", "--enable-pdmux"),
     ("--tp-size 2", "--tp-size"),
+    (
+        "--disaggregation-mode decode --disaggregation-transfer-backend nixl",
+        "--disaggregation-transfer-backend",
+    ),
+    (
+        "--disaggregation-mode prefill --disaggregation-enable-kv-checksum",
+        "--disaggregation-enable-kv-checksum",
+    ),
 ]
 
 

@@ -1,0 +1,128 @@
+"""A request's bonus and first draft cross SGLang's own transfer rows, whatever K either side has.
+
+The rows are core's, filled and read by core's own functions; only the copy between two servers is
+left out. tests/serving/test_processes.py has the servers.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
+
+BONUS, DRAFTS = torch.tensor([11, 12, 13]), torch.tensor([21, 22, 23])
+
+
+def metadata_buffers():
+    from sglang.srt.disaggregation.utils import MetadataBuffers
+
+    from sglang_ascend.plugin.disaggregation import EMPTY_HIDDEN_STATE
+
+    return MetadataBuffers(
+        3,
+        hidden_size=EMPTY_HIDDEN_STATE,
+        hidden_states_dtype=torch.float32,
+        max_sampling_mask_tokens=1,
+    )
+
+
+def prefilled(num_steps: int, filled: bool = True) -> list[SimpleNamespace]:
+    """The requests as a prefill server's scheduler leaves them."""
+    from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+    from sglang_ascend.plugin.chain_relay import first_chain
+    from sglang_ascend.plugin.disaggregation import fill_transfer
+
+    chain = first_chain(BONUS, DRAFTS, num_steps)
+    draft_input = EagleDraftInput(topk_p=torch.ones(3, 1), topk_index=chain, bonus_tokens=BONUS)
+    if filled:
+        fill_transfer(draft_input)
+    return [request(row, draft_input) for row in range(3)]
+
+
+def request(row: int, draft_input) -> SimpleNamespace:
+    hidden = draft_input.hidden_states
+    return SimpleNamespace(
+        metadata_buffer_index=row,
+        output_ids=[int(BONUS[row])],
+        cached_tokens=0,
+        cached_tokens_device=0,
+        cached_tokens_host=0,
+        cached_tokens_storage=0,
+        get_mm_token_counts=lambda: (0, 0, 0),
+        return_logprob=False,
+        return_sampling_mask=False,
+        output_topk_p=draft_input.topk_p[row],
+        output_topk_index=draft_input.topk_index[row],
+        hidden_states_tensor=None if hidden is None else hidden[row],
+        bootstrap_room=row + 1,
+    )
+
+
+def received(reqs, num_steps: int, monkeypatch) -> torch.Tensor:
+    """The chains that the decode server's relay holds afterwards."""
+    from sglang_ascend.plugin import disaggregation
+    from sglang_ascend.plugin.chain_relay import ChainRelay
+
+    spec = SimpleNamespace(speculative_num_steps=num_steps, speculative_num_draft_tokens=None)
+    monkeypatch.setattr(disaggregation, "get_spec", lambda: spec)
+    buffers = metadata_buffers()
+    for req in reqs:
+        buffers.set_buf(req)
+    rows = [
+        SimpleNamespace(output_topk_index=buffers.output_topk_index[req.metadata_buffer_index])
+        for req in reqs
+    ]
+    relay: Any = object.__new__(ChainRelay)
+    relay.candidates = torch.zeros(6, num_steps + 1, dtype=torch.int64)
+    relay.publish = lambda indices, seq_lens: None
+    batch = SimpleNamespace(
+        reqs=rows,
+        device="cpu",
+        enable_overlap=True,
+        req_pool_indices=torch.tensor([4, 1, 2]),
+        seq_lens=torch.tensor([7, 8, 9]),
+    )
+    disaggregation.received_draft_input(batch, BONUS, relay)
+    return relay.candidates[batch.req_pool_indices]
+
+
+@pytest.mark.parametrize(("sent", "used"), [(3, 3), (1, 1), (15, 15), (1, 3), (5, 2)])
+def test_the_decode_server_starts_from_the_bonus_and_the_first_draft(sent, used, monkeypatch):
+    chains = received(prefilled(sent), used, monkeypatch)
+    expected = [
+        [bonus] + [draft] * used
+        for bonus, draft in zip(BONUS.tolist(), DRAFTS.tolist(), strict=True)
+    ]
+    assert chains.tolist() == expected
+
+
+def test_without_a_hidden_state_core_would_send_no_draft(monkeypatch):
+    """The control: what `fill_transfer` is for."""
+    chains = received(prefilled(3, filled=False), 3, monkeypatch)
+    assert chains[:, 0].tolist() == BONUS.tolist()
+    assert chains[:, 1:].abs().sum() == 0
+
+
+@pytest.mark.parametrize("mode", ["null", "prefill", "decode"])
+def test_a_missing_engine_is_named_before_anything_starts(mode, monkeypatch):
+    from sglang_ascend.plugin import disaggregation
+    from sglang_ascend.plugin.errors import StartupRefused
+
+    def missing(name: str) -> None:
+        raise ImportError("libibverbs.so.1: cannot open shared object file")
+
+    server_args = SimpleNamespace(disaggregation_mode=mode)
+    monkeypatch.setattr(disaggregation, "import_module", missing)
+    refusal = (
+        pytest.raises(StartupRefused, match="libibverbs1") if mode != "null" else nullcontext()
+    )
+    with refusal:
+        disaggregation.refuse_missing_engine(server_args)
+    monkeypatch.setattr(disaggregation, "import_module", lambda name: None)
+    disaggregation.refuse_missing_engine(server_args)
