@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +42,8 @@ class ServerConfig:
     def environment(self) -> dict[str, str]:
         environment = {"OMP_NUM_THREADS": "1", **dict(self.variables)}
         if self.python_path is not None:
-            environment["PYTHONPATH"] = str(self.python_path)
+            folders = (str(self.python_path), os.environ.get("PYTHONPATH"))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
         return environment
 
 
