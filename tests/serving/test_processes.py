@@ -1,4 +1,5 @@
-"""Two tensor-parallel ranks, or two replicas, say what one process says without speculation.
+"""Two tensor-parallel ranks, two replicas, or a prefill and a decode server say what one process
+says without speculation.
 
 Greedy tokens are the same; the probability of every sampled token is transformers' own, which it
 would not be if two processes disagreed about one token or one slot.
@@ -11,11 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from disaggregated import Disaggregated, prefill_and_decode
 from launched_server import LaunchedServer, Reply, ServerConfig, greedy
 from reference_model import ReferenceModel
 from server_pairs import TEST_TIMEOUT_S, plain_and_mtp, tokens_per_step
 from server_pool import ServerPool
 from serving_prompts import lossless_mix, ragged_prompts
+
+from benchmarks.server import free_port
 
 NUM_PROMPTS = 64
 NEW_TOKENS = 32
@@ -28,6 +32,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(TEST_TIM
 nano_deepseek = pytest.mark.parametrize("model", ["nano-deepseek"])
 tensor_parallel = pytest.mark.parametrize("variant", ["tensor-parallel"])
 data_parallel = pytest.mark.parametrize("variant", ["data-parallel"])
+disaggregation = pytest.mark.parametrize("variant", ["disaggregation"])
 
 Prompts = list[list[int]]
 
@@ -64,6 +69,12 @@ def expected(
     return known_replies[model_folder]
 
 
+@pytest.fixture(scope="module")
+def bootstrap_port() -> int:
+    """Where the prefill server's requests are met; the same for all tests, which share servers."""
+    return free_port()
+
+
 def with_flags(folder: Path, *flags: str) -> ServerConfig:
     mtp = plain_and_mtp(folder)[1]
     return replace(mtp, flags=(*mtp.flags, *flags))
@@ -78,7 +89,7 @@ def broken(config: ServerConfig, mistake: str) -> ServerConfig:
 
 
 def assert_same_tokens(
-    server: LaunchedServer, prompts: Prompts, expected: list[list[int]]
+    server: LaunchedServer | Disaggregated, prompts: Prompts, expected: list[list[int]]
 ) -> list[Reply]:
     found = server.generate_each(prompts, greedy(NEW_TOKENS), 16)
     assert [reply.tokens for reply in found] == expected
@@ -88,7 +99,7 @@ def assert_same_tokens(
 
 
 def largest_sampled_difference(
-    server: LaunchedServer, prompts: Prompts, reference: ReferenceModel
+    server: LaunchedServer | Disaggregated, prompts: Prompts, reference: ReferenceModel
 ) -> float:
     replies = server.generate_each(prompts, SAMPLED, 16, return_logprob=True, top_logprobs_num=2)
     assert all(len(reply.output_logprobs.tokens) == 24 for reply in replies)
@@ -153,3 +164,56 @@ def test_two_replicas_say_what_one_says(
     assert_same_tokens(replicas, prompts, expected)
     decoded_by = re.findall(r" DP(\d)[^\]]*\] Decode batch", replicas.log())
     assert set(decoded_by) == {"0", "1"}
+
+
+@nano_deepseek
+@disaggregation
+def test_a_prefill_and_a_decode_server_say_what_one_says(
+    servers: ServerPool,
+    model_folder: Path,
+    prompts: Prompts,
+    expected: list[list[int]],
+    bootstrap_port: int,
+    variant: str,
+) -> None:
+    prefill, decode = servers.get(*prefill_and_decode(model_folder, bootstrap_port))
+    both = Disaggregated(prefill, decode, bootstrap_port)
+    assert_same_tokens(both, prompts, expected)
+    # Again, from the prefill server's radix cache.
+    again = assert_same_tokens(both, prompts, expected)
+    assert sum(reply.cached_tokens > 0 for reply in again) > NUM_PROMPTS // 2
+    assert not prefill.logged_batch_sizes("Decode")
+    assert not decode.logged_batch_sizes("Prefill")
+    assert max(decode.logged_batch_sizes("Decode")) >= 8
+
+
+@nano_deepseek
+@disaggregation
+def test_sampled_tokens_behind_a_transfer_are_the_models(
+    servers: ServerPool,
+    model_folder: Path,
+    unrelated_prompts: Prompts,
+    reference: ReferenceModel,
+    bootstrap_port: int,
+    variant: str,
+) -> None:
+    running = servers.get(*prefill_and_decode(model_folder, bootstrap_port))
+    both = Disaggregated(*running, bootstrap_port)
+    assert largest_sampled_difference(both, unrelated_prompts, reference) < MAX_DIFFERENCE
+
+
+@nano_deepseek
+@disaggregation
+def test_a_decode_server_that_starts_from_the_draft_is_found(
+    servers: ServerPool,
+    model_folder: Path,
+    unrelated_prompts: Prompts,
+    reference: ReferenceModel,
+    bootstrap_port: int,
+    variant: str,
+) -> None:
+    """The control: what follows a token that was not emitted is less likely than it says."""
+    prefill, decode = prefill_and_decode(model_folder, bootstrap_port)
+    running = servers.get(prefill, broken(decode, "the_draft_is_taken_for_the_token"))
+    both = Disaggregated(*running, bootstrap_port)
+    assert largest_sampled_difference(both, unrelated_prompts, reference) > 100 * MAX_DIFFERENCE
