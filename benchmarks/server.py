@@ -46,9 +46,9 @@ class ServerProcess:
                 preexec_fn=die_with_parent,
             )
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Raises RuntimeError with the log's tail if the server dies or takes too long."""
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise RuntimeError(f"the server died at start:\n{self.log_tail()}")
@@ -58,7 +58,7 @@ class ServerProcess:
             except requests.RequestException:
                 pass
             time.sleep(0.3)
-        raise RuntimeError(f"the server did not start in {START_TIMEOUT_S} s:\n{self.log_tail()}")
+        raise RuntimeError(f"the server did not start in {timeout_s:.0f} s:\n{self.log_tail()}")
 
     def stop(self) -> None:
         """Ends the whole process group: scheduler and detokenizer are its members."""
