@@ -16,6 +16,7 @@ from sglang_ascend.plugin import (
     request_penalties,
     request_seeds,
     startup_checks,
+    weight_updates,
 )
 from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
@@ -184,9 +185,9 @@ CPU_HOOKS = (
     *(
         _packing_hook(
             f"{_WEIGHT_UPDATER}.{update}",
-            prepared_weights.forget_prepared_weights,
-            "packed copies of the weights must not outlive a weight update",
-            HookType.AFTER,
+            weight_updates.follow_weight_update,
+            "packed weights and the cut draft head are copies, which no update reaches",
+            HookType.AROUND,
         )
         for update in (
             "update_weights_from_disk",

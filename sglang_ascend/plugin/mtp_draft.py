@@ -15,6 +15,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 from sglang_ascend.plugin.chain_relay import first_chain
 from sglang_ascend.plugin.disaggregation import fill_transfer
+from sglang_ascend.plugin.weight_updates import CutHead, cut_head
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ class MTPDraftWorker(EagleDraftWorker):
     draws_drafts = False
 
     def init_token_map(self) -> None:
-        """The checkpoint's own draft vocabulary; the base class then slices the head by it."""
+        """The checkpoint's own draft vocabulary."""
         model_config = self.draft_runner.model_config
         self.hot_token_id = read_draft_vocabulary(
             Path(model_config.model_path), model_config.vocab_size
@@ -46,6 +47,14 @@ class MTPDraftWorker(EagleDraftWorker):
         if self.hot_token_id is not None:
             return len(self.hot_token_id)
         return self.target_worker.model_config.vocab_size
+
+    def init_lm_head(self) -> None:
+        """Shares the target's embedding and head, of the head the draft vocabulary's rows."""
+        if self.hot_token_id is None:
+            super().init_lm_head()
+            return
+        embedding, head = self._resolve_shared_embed_and_head()
+        cut_head(self.draft_runner.model, CutHead(embedding, head, self.hot_token_id))
 
     def init_attention_backend(self) -> None:
         """Every forward of the MTP layer runs on its runner's own backend."""

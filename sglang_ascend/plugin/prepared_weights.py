@@ -22,10 +22,9 @@ def prepared_weight(layer: torch.nn.Module) -> PreparedWeight:
     return prepared
 
 
-def forget_prepared_weights(result: Any, *args: Any, **kwargs: Any) -> Any:
-    """After a weight update, which writes into the weights in place."""
+def forget_prepared_weights() -> None:
+    """To be called when weights were changed in place."""
     _PREPARED.clear()
-    return result
 
 
 def apply_linear(

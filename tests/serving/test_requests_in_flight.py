@@ -1,13 +1,14 @@
-"""A running request can be watched, aborted and paused.
+"""A running request can be watched, aborted and paused, and the weights changed beneath it.
 
 The oracle is the same server without speculation; the servers are shared, so that each test also
-leaves them as they were: idle, no KV page lost.
+leaves them as they were: idle, no KV page lost, the first weights.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from typing import Any
 import pytest
 import requests
 from launched_server import REQUEST_TIMEOUT_S, LaunchedServer, Reply, greedy
-from server_pairs import TEST_TIMEOUT_S, ask_both, plain_and_mtp
+from safetensors.torch import load_file, save_file
+from server_pairs import TEST_TIMEOUT_S, ask_both, plain_and_mtp, tokens_per_step
 from server_pool import ServerPool
 from serving_prompts import lossless_mix
 
 NEW_TOKENS = 40
 # Long enough that a request is still running when the reply to its first chunk arrives.
 LONG = 240
+WEIGHTS = "model.safetensors"
+NEXTN = "model.layers.4."
 
 Prompts = list[list[int]]
 
@@ -127,21 +131,73 @@ def test_a_client_that_goes_away_aborts_its_request(
     assert_both_answer_alike(pair, prompts)
 
 
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
 def test_a_paused_request_goes_on_with_the_same_tokens(
-    pair: list[LaunchedServer], prompts: Prompts
+    pair: list[LaunchedServer], prompts: Prompts, mode: str
 ) -> None:
-    """Paused in place, with a step in flight; the request stays where it is."""
+    """Paused with a step in flight; `retract` also gives up the KV, which may then be flushed."""
     plain, mtp = pair
     (whole,) = plain.generate(prompts[:1], greedy(LONG))
     request = {"input_ids": prompts[0], "sampling_params": greedy(LONG)}
     events = stream(mtp, "/generate", **request)
     seen = [next(events)]
-    control(mtp, "/pause_generation", mode="in_place")
+    control(mtp, "/pause_generation", mode=mode)
     try:
-        assert mtp.post("/flush_cache").status_code == 400, "the request is still there"
+        if mode == "retract":
+            mtp.flush_cache()
+        else:
+            assert mtp.post("/flush_cache").status_code == 400, "the request is still there"
     finally:
         control(mtp, "/continue_generation")
     seen += events
     assert seen[-1]["output_ids"] == whole.tokens
     assert len(seen[0]["output_ids"]) < LONG // 2, "the pause came too late to matter"
     mtp.flush_cache()
+
+
+# Other weights.
+
+
+def with_weights(folder: Path, copy: Path, factors: Callable[[str], float]) -> Path:
+    """A checkpoint whose tensors are those of `folder` times a factor by name."""
+    shutil.copytree(folder, copy)
+    tensors = load_file(copy / WEIGHTS)
+    changed = {name: tensor * factors(name) for name, tensor in tensors.items()}
+    save_file(changed, copy / WEIGHTS, metadata={"format": "pt"})
+    return copy
+
+
+def update(server: LaunchedServer, folder: Path) -> None:
+    response = server.post("/update_weights_from_disk", model_path=str(folder))
+    assert response.status_code == 200, response.text
+    assert response.json()["success"] is True, response.text
+
+
+def test_an_update_reaches_every_weight_of_the_model_and_of_the_mtp_layer(
+    pair: list[LaunchedServer], prompts: Prompts, model_folder: Path, tmp_path: Path
+) -> None:
+    """Packed copies of the weights included: the replies are those of the new weights."""
+    plain, mtp = pair
+    before = assert_both_answer_alike(pair, prompts)
+    other = with_weights(
+        model_folder, tmp_path / "other", lambda name: 1.5 if "layers.1." in name else 1.0
+    )
+    no_draft = with_weights(
+        model_folder, tmp_path / "no-draft", lambda name: 0.0 if name.startswith(NEXTN) else 1.0
+    )
+    try:
+        for server in pair:
+            update(server, other)
+        assert tokens_of(assert_both_answer_alike(pair, prompts)) != tokens_of(before)
+        update(plain, model_folder)
+        # The same model, an MTP layer of zeros: the same tokens, but its drafts are worthless.
+        update(mtp, no_draft)
+        undrafted = assert_both_answer_alike(pair, prompts)
+        assert tokens_of(undrafted) == tokens_of(before)
+        assert tokens_per_step(undrafted) < 1.1 < 1.5 < tokens_per_step(before)
+    finally:
+        for server in pair:
+            update(server, model_folder)
+    after = assert_both_answer_alike(pair, prompts)
+    assert tokens_of(after) == tokens_of(before)
+    assert tokens_per_step(after) == tokens_per_step(before)

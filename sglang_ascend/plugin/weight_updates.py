@@ -1,0 +1,53 @@
+"""Weight updates on CPU, which write in place: what was made of the weights before follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from sglang_ascend.plugin.prepared_weights import forget_prepared_weights
+
+
+@dataclass(frozen=True)
+class CutHead:
+    """The head of an MTP layer, of which only the rows of a draft vocabulary are computed."""
+
+    embedding: torch.Tensor  # [vocab_size, hidden_size], the target's own
+    whole: torch.Tensor  # [vocab_size, hidden_size], the target's own
+    token_ids: torch.Tensor  # int64 [draft_vocab_size]
+
+    def give_whole(self, model: Any) -> None:
+        """A checkpoint has the whole head: SGLang's loaders find no smaller one."""
+        model.set_embed_and_head(self.embedding, self.whole)
+
+    def give_rows(self, model: Any) -> None:
+        model.set_embed_and_head(self.embedding, self.whole.data[self.token_ids])
+
+
+_CUT_HEADS: WeakKeyDictionary[torch.nn.Module, CutHead] = WeakKeyDictionary()
+
+
+def cut_head(model: torch.nn.Module, head: CutHead) -> None:
+    """Gives the MTP layer the rows of its draft vocabulary, from now on those of the weights."""
+    _CUT_HEADS[model] = head
+    head.give_rows(model)
+
+
+def follow_weight_update(
+    update: Callable[..., tuple[bool, str]], self: Any, *args: Any, **kwargs: Any
+) -> tuple[bool, str]:
+    """Around every method of ``WeightUpdater`` that loads weights into one of the models."""
+    model = self.get_model()
+    if model in _CUT_HEADS:
+        _CUT_HEADS[model].give_whole(model)
+    try:
+        return update(self, *args, **kwargs)
+    finally:
+        # The target's head may have changed without its MTP layer being updated.
+        for drafting, head in list(_CUT_HEADS.items()):
+            head.give_rows(drafting)
+        forget_prepared_weights()
