@@ -100,7 +100,17 @@ class RequestPenalties:
         return self._of_last_batch[1:]
 
 
-def count_in_plain_decode(self: Any, batch: ScheduleBatch | None, *args: Any, **_: Any) -> None:
+def count_in_plain_decode(
+    self: Any,
+    batch: ScheduleBatch | None,
+    forward_batch: Any = None,
+    pp_proxy_tensors: Any = None,
+    is_verify: bool = False,
+    skip_attn_backend_init: bool | None = None,
+    *,
+    capture_hidden_mode: Any = None,
+    return_kv_loc_plan: bool = False,
+) -> None:
     """Before ``TpModelWorker.forward_batch_generation`` of a server without speculation."""
     if batch is None or not batch.spec_algorithm.is_none() or not _has_penalties(batch):
         return

@@ -22,7 +22,7 @@ def hash_on_any_device(
 
 
 def seed_rows(
-    info: SamplingBatchInfo, _: type, batch: Any, vocab_size: int
+    info: SamplingBatchInfo, cls: type, batch: Any, vocab_size: int
 ) -> SamplingBatchInfo | None:
     """After ``SamplingBatchInfo.from_schedule_batch``: rows get seeds if any request brought one;
     the others get one that nobody knows."""
@@ -51,16 +51,26 @@ def draw_by_token(
     need_min_p_sampling: bool,
     sampling_seed: torch.Tensor | None,
     positions: torch.Tensor,
-    **options: Any,
+    *,
+    return_filtered_probs: bool = False,
+    max_top_k: int | None = None,
 ) -> Any:
     """Around ``top_k_top_p_min_p_sampling_from_probs_torch``, for rows with seeds.
 
     Core hashes a token's rank where some request of the batch asks for a filter, and its id where
     none does, so that a seed would draw other tokens in other company; and it asserts on min-p.
     """
-    if sampling_seed is None or options.get("return_filtered_probs"):
+    if sampling_seed is None or return_filtered_probs:
         return sample(
-            probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions, **options
+            probs,
+            top_ks,
+            top_ps,
+            min_ps,
+            need_min_p_sampling,
+            sampling_seed,
+            positions,
+            return_filtered_probs=return_filtered_probs,
+            max_top_k=max_top_k,
         )
     unscaled = torch.ones_like(top_ps)[:, None]
     kept = sampling.filter_probs(probs.log(), unscaled, top_ks, top_ps, min_ps)

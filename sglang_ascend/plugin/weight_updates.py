@@ -38,14 +38,14 @@ def cut_head(model: torch.nn.Module, head: CutHead) -> None:
 
 
 def follow_weight_update(
-    update: Callable[..., tuple[bool, str]], self: Any, *args: Any, **kwargs: Any
+    update: Callable[..., tuple[bool, str]], *args: Any, **kwargs: Any
 ) -> tuple[bool, str]:
-    """Around every method of ``WeightUpdater`` that loads weights into one of the models."""
-    model = self.get_model()
+    """Around every method of ``WeightUpdater``, ``args[0]``, that loads weights into a model."""
+    model = args[0].get_model()
     if model in _CUT_HEADS:
         _CUT_HEADS[model].give_whole(model)
     try:
-        return update(self, *args, **kwargs)
+        return update(*args, **kwargs)
     finally:
         # The target's head may have changed without its MTP layer being updated.
         for drafting, head in list(_CUT_HEADS.items()):
