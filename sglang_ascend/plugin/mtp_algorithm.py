@@ -174,6 +174,7 @@ def _unsupported_on_cpu(server_args: Any) -> dict[str, bool]:
     window = server_args.speculative_draft_window_size
     unserved["--speculative-draft-window-size"] = window is not None
     # Not carried from a verification to the reply.
+    unserved["--enable-return-hidden-states"] = bool(server_args.enable_return_hidden_states)
     unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)
     unserved["--enable-return-indexer-topk"] = bool(server_args.enable_return_indexer_topk)
     return unserved | unserved_transfers(server_args)

@@ -70,6 +70,7 @@ REFUSED = [
     ("--decode-attention-backend torch_native", "--decode-attention-backend"),
     ("--speculative-draft-attention-backend triton", "--speculative-draft-attention-backend"),
     ("--speculative-draft-window-size 64", "--speculative-draft-window-size"),
+    ("--enable-return-hidden-states", "--enable-return-hidden-states"),
     ("--enable-return-routed-experts", "--enable-return-routed-experts"),
     ("--enable-return-indexer-topk", "--enable-return-indexer-topk"),
     ("--is-embedding", "--is-embedding"),
