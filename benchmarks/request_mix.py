@@ -114,7 +114,7 @@ PENALTIES: tuple[Body, ...] = (
     {"frequency_penalty": 0.5},
     {"presence_penalty": 0.8},
     {"repetition_penalty": 1.2},
-    {"min_new_tokens": 20},
+    {"min_new_tokens": 1},  # no more than the shortest reply asked for
 )
 # What SGLang refuses, whatever runs beside it.
 MALFORMED: tuple[tuple[str, Body], ...] = (
