@@ -88,10 +88,7 @@ def prompts(tokenizer, held_out_prompts) -> Prompts:
 @pytest.fixture
 def pair(servers: ServerPool, model_folder: Path) -> list[LaunchedServer]:
     """fp32, without and with speculation, with an empty radix cache."""
-    running = servers.get(*plain_and_mtp(model_folder))
-    for server in running:
-        server.flush_cache()
-    return running
+    return servers.get_flushed(*plain_and_mtp(model_folder))
 
 
 @both_models

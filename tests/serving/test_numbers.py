@@ -45,10 +45,7 @@ def prompts(tokenizer, held_out_prompts) -> list[list[int]]:
 @pytest.fixture
 def pair(servers: ServerPool, model_folder: Path, page_size: int) -> list[LaunchedServer]:
     """The same model without and with speculation, with an empty radix cache."""
-    running = servers.get(*plain_and_mtp(model_folder, page_size))
-    for server in running:
-        server.flush_cache()
-    return running
+    return servers.get_flushed(*plain_and_mtp(model_folder, page_size))
 
 
 @every_page_size

@@ -43,10 +43,7 @@ def prompts(tokenizer, held_out_prompts) -> Prompts:
 
 @pytest.fixture
 def pair(servers: ServerPool, model_folder: Path) -> list[LaunchedServer]:
-    running = servers.get(*plain_and_mtp(model_folder))
-    for server in running:
-        server.flush_cache()
-    return running
+    return servers.get_flushed(*plain_and_mtp(model_folder))
 
 
 def stream(server: LaunchedServer, path: str, **body: Any) -> Iterator[dict[str, Any]]:
