@@ -10,6 +10,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_ascend.plugin import (
     disaggregation,
+    emitted_text,
     prepared_weights,
     replacements,
     request_checks,
@@ -86,6 +87,23 @@ COMMON_HOOKS = (
         patch="0013-ask-algorithm-before-config.patch",
         kind=HookType.BEFORE,
     ),
+    Hook(
+        target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
+        replacement=emitted_text.settle_token_by_token,
+        why="of two stops in one step, the first of the request's list wins, not of the text",
+        upstream=f"{_UPSTREAM}/srt/managers/schedule_batch.py",
+        delete_when="a step of several tokens stops where its tokens one by one would",
+        patch="0018-first-stop-of-a-step.patch",
+        kind=HookType.AROUND,
+    ),
+    Hook(
+        target="sglang.utils.find_printable_text",
+        replacement=emitted_text.find_printable_text,
+        why="a longer text may have a shorter printable part: a stream repeats the difference",
+        upstream=f"{_UPSTREAM}/utils.py",
+        delete_when="what has been streamed is never taken back",
+        patch="0019-printable-stays-printable.patch",
+    ),
 )
 
 # Each applies on the CPU only: CUDA and Ascend keep SGLang's own kernels.
@@ -133,9 +151,10 @@ CPU_HOOKS = (
     Hook(
         target="sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
         replacement=request_seeds.hash_on_any_device,
-        why="seeded sampling hashes in a Triton kernel",
+        why="on CPU seeded sampling imports sgl_kernel, which is not installed here",
         upstream=f"{_UPSTREAM}/kernels/ops/sampling/murmur_hash.py",
-        delete_when="it has a PyTorch body for devices without Triton",
+        delete_when="it has a PyTorch body where sgl_kernel is missing",
+        patch="0015-hash-without-sgl-kernel.patch",
     ),
     Hook(
         target=f"{_SAMPLING_INFO}.from_schedule_batch",
@@ -143,6 +162,7 @@ CPU_HOOKS = (
         why="a request's seed is ignored unless a server flag replaces every kernel",
         upstream=f"{_UPSTREAM}/srt/sampling/sampling_batch_info.py",
         delete_when="sampling_seed is honoured without --enable-deterministic-inference",
+        patch="0016-seeds-without-a-flag.patch",
         kind=HookType.AFTER,
     ),
     Hook(
@@ -151,6 +171,7 @@ CPU_HOOKS = (
         why="as above, where a batch with seeds meets one without",
         upstream=f"{_UPSTREAM}/srt/sampling/sampling_batch_info.py",
         delete_when="sampling_seed is honoured without --enable-deterministic-inference",
+        patch="0016-seeds-without-a-flag.patch",
         kind=HookType.BEFORE,
     ),
     Hook(
@@ -159,6 +180,7 @@ CPU_HOOKS = (
         why="a seeded draw depends on the filters of other requests, and asserts on min-p",
         upstream=f"{_UPSTREAM}/srt/layers/sampler.py",
         delete_when="the PyTorch sampler hashes token ids under filters too, min-p included",
+        patch="0017-seeded-noise-by-token-id.patch",
         kind=HookType.AROUND,
     ),
     Hook(

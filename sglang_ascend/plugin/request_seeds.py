@@ -17,7 +17,7 @@ _SEEDS = 2**62
 def hash_on_any_device(
     seed: torch.Tensor, positions: torch.Tensor, col_indices: torch.Tensor
 ) -> torch.Tensor:
-    """For SGLang's ``murmur_hash32``, whose only body here is a Triton kernel."""
+    """For SGLang's ``murmur_hash32``, which asks for sgl_kernel on CPU."""
     return sampling.murmur_hash32(seed, positions, col_indices)
 
 

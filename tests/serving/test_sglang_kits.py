@@ -8,30 +8,43 @@ from __future__ import annotations
 
 import json
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from server_pairs import TEST_TIMEOUT_S
-from sglang.test.kits.abort_timeout_kit import AbortAllMixin
+from sglang.test.kits.abort_timeout_kit import (
+    AbortAllMixin,
+    RunningTimeoutTwoWaveMixin,
+    WaitingTimeoutMixin,
+)
 from sglang.test.kits.basic_api_contract_kit import BasicAPIContractMixin
 from sglang.test.kits.cache_hit_kit import run_multiturn_cache_hit_test
 from sglang.test.kits.ebnf_constrained_kit import EBNFConstrainedMixin
 from sglang.test.kits.json_constrained_kit import JSONConstrainedMixin
+from sglang.test.kits.json_mode_kit import JSONModeMixin
 from sglang.test.kits.matched_stop_kit import MatchedStopMixin
+from sglang.test.kits.pause_generation_kit import PauseResumeInPlaceMixin
 from sglang.test.kits.regex_constrained_kit import RegexConstrainedMixin
+from sglang.test.kits.spec_server_kits import SpecLogprobKit
 
-from benchmarks.server import ServerProcess
+from benchmarks.server import LAUNCH, ServerProcess
 from sglang_ascend.models.catalog import model_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
 
+# Seconds after which a waiting, or a running, request is given up.
+WAITING_TIMEOUT, RUNNING_TIMEOUT = "0.5", "3"
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory):
+
+def running_server(
+    folder: Path, model: str, *flags: str, **environment: str
+) -> Iterator[ServerProcess]:
     """Started as a user starts it."""
-    arguments = ("--model-path", str(model_path("smollm2-mtp")), "--speculative-algorithm", "MTP")
-    process = ServerProcess(arguments, tmp_path_factory.mktemp("kits") / "server.log")
+    arguments = ("--model-path", str(model_path(model)), "--speculative-algorithm", "MTP", *flags)
+    process = ServerProcess(arguments, folder / "server.log", LAUNCH, environment)
     try:
         process.wait_until_ready()
         yield process
@@ -39,15 +52,34 @@ def server(tmp_path_factory: pytest.TempPathFactory):
         process.stop()
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    yield from running_server(tmp_path_factory.mktemp("kits"), "smollm2-mtp")
+
+
+class Kit(unittest.TestCase):
+    """What the mixins expect of the class that they are mixed into."""
+
+    __test__ = False
+
+    def use(self, server: ServerProcess) -> None:
+        self.base_url = server.url
+        self.model = "default"
+        self.process: Any = server._process
+        self.client = openai.Client(api_key="none", base_url=f"{server.url}/v1")
+
+
 class TestKits(
     JSONConstrainedMixin,
+    JSONModeMixin,
     RegexConstrainedMixin,
     EBNFConstrainedMixin,
     MatchedStopMixin,
     AbortAllMixin,
     BasicAPIContractMixin,
-    unittest.TestCase,
+    Kit,
 ):
+    __test__ = True
     # Unbounded, a model of this size writes digits of the population until its tokens run out.
     json_schema = json.dumps(
         {
@@ -64,9 +96,49 @@ class TestKits(
 
     @pytest.fixture(autouse=True)
     def connect(self, server: ServerProcess) -> None:
-        self.base_url = server.url
-        self.model = "default"
-        self.process: Any = server._process
+        self.use(server)
+
+
+class TestKitsOnTheSmallModel(PauseResumeInPlaceMixin, SpecLogprobKit, Kit):
+    """32 requests of 512 tokens within the kit's three minutes."""
+
+    __test__ = True
+    # The kit's own 0.5 is for bf16; this server computes in fp32.
+    logprob_match_delta = 1e-3
+
+    @pytest.fixture(scope="class")
+    def small_server(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+        folder = tmp_path_factory.mktemp("small")
+        yield from running_server(folder, "nano-deepseek", "--dtype", "float32")
+
+    @pytest.fixture(autouse=True)
+    def connect(self, small_server: ServerProcess) -> None:
+        self.use(small_server)
+
+
+class TestWaitingTimeout(WaitingTimeoutMixin, Kit):
+    __test__ = True
+
+    @pytest.fixture(autouse=True)
+    def connect(self, tmp_path: Path) -> Iterator[None]:
+        flags = ("--max-running-requests", "1")
+        for server in running_server(
+            tmp_path, "nano-deepseek", *flags, SGLANG_REQ_WAITING_TIMEOUT=WAITING_TIMEOUT
+        ):
+            self.use(server)
+            yield
+
+
+class TestRunningTimeout(RunningTimeoutTwoWaveMixin, Kit):
+    __test__ = True
+
+    @pytest.fixture(autouse=True)
+    def connect(self, tmp_path: Path) -> Iterator[None]:
+        for server in running_server(
+            tmp_path, "smollm2-mtp", SGLANG_REQ_RUNNING_TIMEOUT=RUNNING_TIMEOUT
+        ):
+            self.use(server)
+            yield
 
 
 def test_a_conversation_finds_its_own_prefix(
