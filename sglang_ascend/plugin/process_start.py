@@ -1,0 +1,45 @@
+"""Server processes that begin with SGLang imported, as copies of the one that starts them."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import signal
+import sys
+from collections.abc import Callable
+from multiprocessing.util import register_after_fork
+from pathlib import Path
+from typing import Any
+
+# What `python -m sglang.launch_server` and `sglang serve` are called in their own process.
+_COMMANDS = ("sglang.launch_server", "sglang")
+
+
+def fork_processes(launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Around ``Engine._launch_scheduler_processes`` and ``_launch_detokenizer_subprocesses``.
+
+    SGLang spawns, because a copied process cannot use CUDA. On CPU each spawned one only imports
+    for ten seconds what its parent has imported. A copy is safe where nothing has computed yet,
+    no thread but the main one is there (numpy's know of forks): in SGLang's own commands. In a
+    program of somebody else they are spawned as ever.
+    """
+    if not _in_a_command():
+        return launch(*args, **kwargs)
+    register_after_fork(_begin_as_if_spawned, _begin_as_if_spawned)
+    method = mp.get_start_method()
+    mp.set_start_method("fork", force=True)
+    try:
+        return launch(*args, **kwargs)
+    finally:
+        mp.set_start_method(method, force=True)
+
+
+def _in_a_command() -> bool:
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    return (spec.name if spec else Path(getattr(main, "__file__", "")).name) in _COMMANDS
+
+
+def _begin_as_if_spawned(_: object) -> None:
+    """In the new process: it has threads when it starts its own, and is not its parent."""
+    mp.set_start_method("spawn", force=True)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
