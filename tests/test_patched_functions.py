@@ -390,3 +390,31 @@ def test_0019_prints_what_our_hook_prints(patched, text):
     from sglang_ascend.plugin.emitted_text import find_printable_text
 
     assert patched("0019", "find_printable_text", **vars(utils))(text) == find_printable_text(text)
+
+
+@pytest.mark.parametrize(
+    ("up_to", "committed", "finished", "pairs"),
+    [(15, 15, True, True), (15, 15, True, False), (15, 15, False, True), (16, 16, True, True)],
+)
+@pytest.mark.sglang
+def test_0020_inserts_what_our_hook_inserts(patched, up_to, committed, finished, pairs):
+    from sglang_ascend.plugin.prefix_cache import pair_with_last_token
+
+    theirs = patched("0020", "checkpoint_into_tree")
+    tokens = MagicMock()
+    request = SimpleNamespace(
+        origin_input_ids=[0] * 10,
+        output_ids_through_stop=[1] * 6,
+        full_untruncated_fill_ids=tokens,
+        finished=lambda: finished,
+        kv=SimpleNamespace(kv_committed_len=committed),
+    )
+    tree = SimpleNamespace(is_eagle=pairs)
+    cache = SimpleNamespace(tree_core=tree, disable=True, _components_tuple=())
+    theirs(cache, request, up_to=up_to)
+    (found,) = (call.args[0].stop for call in tokens.__getitem__.call_args_list)
+    ours: list[int] = []
+    pair_with_last_token(
+        lambda self, req, *, up_to: ours.append(up_to), cache, request, up_to=up_to
+    )
+    assert [found] == ours

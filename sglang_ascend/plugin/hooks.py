@@ -11,6 +11,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang_ascend.plugin import (
     disaggregation,
     emitted_text,
+    prefix_cache,
     prepared_weights,
     process_start,
     replacements,
@@ -140,6 +141,15 @@ CPU_HOOKS = (
         upstream=f"{_UPSTREAM}/srt/mem_cache/kv_cache_configurator.py",
         delete_when="the branch also asks for an NPU",
         patch="0004-ascend-pools-need-npu.patch",
+    ),
+    Hook(
+        target="sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
+        replacement=prefix_cache.pair_with_last_token,
+        why="keyed by pairs of tokens, a reply's cached prefix ends one token early",
+        upstream=f"{_UPSTREAM}/srt/mem_cache/unified_radix_cache.py",
+        delete_when="the last token of a reply is part of its key",
+        patch="0020-pair-with-last-token.patch",
+        kind=HookType.AROUND,
     ),
     Hook(
         target="sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
