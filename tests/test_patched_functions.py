@@ -418,3 +418,29 @@ def test_0020_inserts_what_our_hook_inserts(patched, up_to, committed, finished,
         lambda self, req, *, up_to: ours.append(up_to), cache, request, up_to=up_to
     )
     assert [found] == ours
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_draft", [False, True])
+def test_0021_passes_what_our_hook_passes(patched, dtype, is_draft):
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from sglang_ascend.plugin.prompt_embeddings import pass_embeddings
+
+    runner = SimpleNamespace(
+        dtype=dtype,
+        is_draft_worker=is_draft,
+        is_generation=True,
+        _pp_kwargs=lambda tensors: {"pp_proxy_tensors": tensors},
+    )
+    unpatched = inspect.unwrap(ModelRunner._extend_forward_kwargs)
+    theirs = patched("0021", "_extend_forward_kwargs")
+    for embeddings in (torch.ones(2, 3), None):
+        batch = SimpleNamespace(input_embeds=embeddings, replace_embeds=None)
+        expected = theirs(runner, batch, 7)
+        found = pass_embeddings(unpatched(runner, batch, 7), runner, batch, 7)
+        assert found.keys() == expected.keys()
+        assert ("input_embeds" in found) == (embeddings is not None and not is_draft)
+        if "input_embeds" in found:
+            assert found["input_embeds"].dtype == expected["input_embeds"].dtype == dtype

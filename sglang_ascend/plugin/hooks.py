@@ -14,6 +14,7 @@ from sglang_ascend.plugin import (
     prefix_cache,
     prepared_weights,
     process_start,
+    prompt_embeddings,
     replacements,
     request_checks,
     request_penalties,
@@ -105,6 +106,15 @@ COMMON_HOOKS = (
         upstream=f"{_UPSTREAM}/utils.py",
         delete_when="what has been streamed is never taken back",
         patch="0019-printable-stays-printable.patch",
+    ),
+    Hook(
+        target="sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
+        replacement=prompt_embeddings.pass_embeddings,
+        why="a prompt of embeddings ends a server with a draft model, or not in bfloat16",
+        upstream=f"{_UPSTREAM}/srt/model_executor/model_runner.py",
+        delete_when="input_embeds go to the target alone, in its dtype",
+        patch="0021-embeddings-to-the-target.patch",
+        kind=HookType.AFTER,
     ),
 )
 

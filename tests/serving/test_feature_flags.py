@@ -1,20 +1,28 @@
-"""What needs a server of its own changes no reply, with speculation as without.
+"""Features that the server must be started with change no reply, with speculation as without.
 
-The oracle is the server without speculation.
+The oracle is the server without speculation; flags that can be combined share a server.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from launched_server import LaunchedServer, Reply, greedy
+from launched_server import LaunchedServer, Reply, ServerConfig, greedy
+from reference_model import ReferenceModel
 from safetensors.torch import load_file, save_file
 from server_pairs import TEST_TIMEOUT_S, ask_both, plain_and_mtp, tokens_per_step
 from server_pool import ServerPool
 from serving_prompts import lossless_mix
+
+# Chunks smaller than most prompts, and the running requests decode in the same forward.
+MIXED = ("--chunked-prefill-size", "32", "--enable-mixed-chunk")
+ONE_AT_A_TIME = ("--max-running-requests", "1", "--enable-priority-scheduling")
+SYNCHRONOUS = ("--disable-overlap-schedule", "--disable-radix-cache")
 
 Prompts = list[list[int]]
 
@@ -31,8 +39,94 @@ def prompts(tokenizer, held_out_prompts) -> Prompts:
     return lossless_mix(tokenizer, held_out_prompts, 24)
 
 
+def pair_with(folder: Path, flags: tuple[str, ...]) -> tuple[ServerConfig, ServerConfig]:
+    """Without and with speculation; the later of two equal flags counts."""
+    plain, mtp = (
+        replace(config, flags=(*config.flags, *flags)) for config in plain_and_mtp(folder)
+    )
+    return plain, mtp
+
+
 def tokens_of(replies: list[Reply]) -> Prompts:
     return [reply.tokens for reply in replies]
+
+
+def mixed_steps(replies: list[Reply]) -> int:
+    """Tokens that no verification gave: prefill gives the first, a mixed forward one more each."""
+    return sum(
+        len(reply.tokens) - 1 - reply.meta["spec_num_correct_drafts"] - reply.meta["spec_verify_ct"]
+        for reply in replies
+    )
+
+
+@pytest.mark.parametrize("variant", ["mixed chunk"])
+def test_mixed_chunks_change_no_token(
+    servers: ServerPool, model_folder: Path, prompts: Prompts, variant: str
+) -> None:
+    plain, mixed = servers.get(plain_and_mtp(model_folder)[0], pair_with(model_folder, MIXED)[1])
+    expected, found = ask_both(
+        [plain, mixed], lambda server: server.generate_each(prompts, greedy(60), len(prompts))
+    )
+    assert tokens_of(found) == tokens_of(expected)
+    assert mixed.info()["enable_mixed_chunk"] is True
+    assert max(mixed.logged_prefill_tokens()) <= 32 + len(prompts)
+    assert mixed_steps(found) > 0, "no request decoded in a forward that also prefilled"
+    assert tokens_per_step(found) > 1.3
+
+
+@pytest.mark.parametrize("variant", ["priority"])
+def test_a_preempted_request_goes_on_with_the_same_tokens(
+    servers: ServerPool, model_folder: Path, prompts: Prompts, variant: str
+) -> None:
+    """Room for one: the urgent request takes it while the other has hundreds of tokens to go."""
+    plain, mtp = servers.get(*pair_with(model_folder, ONE_AT_A_TIME))
+    (long,) = plain.generate(prompts[:1], greedy(900))
+    (urgent,) = plain.generate(prompts[1:2], greedy(9))
+
+    with ThreadPoolExecutor(1) as pool:
+        decodes = len(mtp.logged_batch_sizes("Decode"))
+        slow = pool.submit(mtp.generate, [prompts[0]], greedy(900), priority=0)
+        while len(mtp.logged_batch_sizes("Decode")) <= decodes:
+            assert not slow.done()
+        (fast,) = mtp.generate([prompts[1]], greedy(9), priority=100)
+        assert not slow.done(), "the urgent request waited"
+        (preempted,) = slow.result()
+    assert fast.tokens == urgent.tokens
+    assert preempted.tokens == long.tokens
+    mtp.flush_cache()
+
+
+@pytest.mark.parametrize("variant", ["synchronous"])
+def test_without_overlap_and_radix_cache_no_token_changes(
+    servers: ServerPool, model_folder: Path, prompts: Prompts, variant: str
+) -> None:
+    pair = servers.get(*pair_with(model_folder, SYNCHRONOUS))
+    plain, mtp = ask_both(pair, lambda server: server.generate_each(prompts, greedy(60), 8))
+    assert tokens_of(plain) == tokens_of(mtp)
+    assert pair[1].info()["disable_overlap_schedule"] is True
+    assert all(reply.cached_tokens == 0 for reply in mtp)
+    assert tokens_per_step(mtp) > 1.3
+
+
+@pytest.mark.parametrize("variant", ["synchronous"])
+def test_a_prompt_of_embeddings_gives_the_tokens_of_its_ids(
+    servers: ServerPool,
+    model_folder: Path,
+    prompts: Prompts,
+    reference: ReferenceModel,
+    variant: str,
+) -> None:
+    """SGLang takes embeddings without radix cache only."""
+    pair: list[LaunchedServer] = servers.get(*pair_with(model_folder, SYNCHRONOUS))
+    table = reference.model.get_input_embeddings().weight
+    chosen = prompts[:4]
+    expected = pair[0].generate(chosen, greedy(24))
+    for server in pair:
+        for prompt, whole in zip(chosen, expected, strict=True):
+            embeddings = table[prompt].tolist()
+            response = server.post("/generate", input_embeds=embeddings, sampling_params=greedy(24))
+            assert response.status_code == 200, response.text[:500]
+            assert response.json()["output_ids"] == whole.tokens
 
 
 @pytest.mark.parametrize("variant", ["a draft vocabulary"])

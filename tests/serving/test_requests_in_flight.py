@@ -152,9 +152,6 @@ def test_a_paused_request_goes_on_with_the_same_tokens(
     mtp.flush_cache()
 
 
-# Other weights.
-
-
 def with_weights(folder: Path, copy: Path, factors: Callable[[str], float]) -> Path:
     """A checkpoint whose tensors are those of `folder` times a factor by name."""
     shutil.copytree(folder, copy)
@@ -198,3 +195,18 @@ def test_an_update_reaches_every_weight_of_the_model_and_of_the_mtp_layer(
     after = assert_both_answer_alike(pair, prompts)
     assert tokens_of(after) == tokens_of(before)
     assert tokens_per_step(after) == tokens_per_step(before)
+
+
+def test_a_pause_that_aborts_ends_every_request(
+    pair: list[LaunchedServer], prompts: Prompts
+) -> None:
+    mtp = pair[1]
+    request = {"input_ids": prompts[0], "sampling_params": greedy(LONG)}
+    events = stream(mtp, "/generate", **request)
+    next(events)
+    control(mtp, "/pause_generation", mode="abort")
+    *_, last = events
+    control(mtp, "/continue_generation")
+    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    mtp.flush_cache()
+    assert_both_answer_alike(pair, prompts)
