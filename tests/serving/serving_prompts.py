@@ -43,13 +43,12 @@ def lossless_mix(
     rng = random.Random(0)
     rng.shuffle(texts)
     questions = [conversation(tokenizer, text) for text in texts[: count // 2]]
-    short = sorted(texts, key=len)[: len(texts) // 3]
     stream = token_stream(tokenizer, texts, 20_000)
 
     def one_more() -> list[int]:
         kind = rng.randrange(8)
         if kind < 3:
-            return conversation(tokenizer, *(rng.choice(short) for _ in range(3)))
+            return conversation(tokenizer, *(rng.choice(texts) for _ in range(3)))
         if kind < 6:
             start, length = rng.randrange(len(stream) - 100), rng.randrange(4, 100)
             return stream[start : start + length]
