@@ -34,7 +34,18 @@ class MTPWorker(EAGLEWorkerV2):
     def __init__(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
     ) -> None:
-        # EAGLEWorkerV2.__init__ names its own draft worker class, so it is not called.
+        self.lossy = lossy_acceptance.policy()
+        if self.lossy is not None:
+            lossy_acceptance.warn(self.lossy)
+        self._init_as_eagle(server_args, gpu_id, nccl_port, target_worker)
+        self._draft_worker.draws_drafts = self.draws_drafts
+        self.acceptance_watchdog = make_watchdog(self.speculative_num_steps)
+        self.step_timeline = make_timeline()
+
+    def _init_as_eagle(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
+    ) -> None:
+        """EAGLEWorkerV2.__init__, which names its own draft worker class (patch 0009)."""
         BaseSpecWorker.__init__(self)
         self.server_args = server_args
         self.gpu_id = gpu_id
@@ -50,13 +61,7 @@ class MTPWorker(EAGLEWorkerV2):
         self.adaptive_controller = None
         self.plan_stream, self.plan_stream_ctx = get_plan_stream(self.device)
         self._target_worker = target_worker
-        self.lossy = lossy_acceptance.policy()
-        if self.lossy is not None:
-            lossy_acceptance.warn(self.lossy)
         self._draft_worker = MTPDraftWorker(server_args, gpu_id, nccl_port, target_worker)
-        self._draft_worker.draws_drafts = self.draws_drafts
-        self.acceptance_watchdog = make_watchdog(self.speculative_num_steps)
-        self.step_timeline = make_timeline()
 
     def forward_batch_generation(
         self,

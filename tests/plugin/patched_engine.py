@@ -8,6 +8,7 @@ import json
 import sys
 
 import sglang
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
 from sglang_ascend.plugin import attention_backend, hooks, mtp_algorithm, mtp_worker, platform
 
@@ -21,7 +22,7 @@ def without_workarounds() -> None:
     for name in ("get_device", "get_kv_pool_cls"):
         delattr(platform.EmulationPlatform, name)
     del mtp_algorithm.MTPAlgorithm.need_topk
-    del mtp_worker.MTPWorker.__init__
+    mtp_worker.MTPWorker._init_as_eagle = EAGLEWorkerV2.__init__
     mtp_worker.MTPWorker.draft_worker_cls = mtp_worker.MTPDraftWorker
 
 
