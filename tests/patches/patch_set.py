@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parents[1] / "patches" / "sglang-0.5.23"
+FOLDER = Path(__file__).parents[2] / "patches" / "sglang-0.5.23"
 ROWS = tomllib.loads((FOLDER / "manifest.toml").read_text(encoding="utf-8"))["patch"]
 BY_FILE = {row["file"]: row for row in ROWS}
 

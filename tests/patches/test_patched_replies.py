@@ -1,0 +1,224 @@
+"""Patches of what a user gets back (draws, text, cached tokens): each does what our hook does."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+
+@pytest.mark.sglang
+def test_0015_hashes_what_our_hook_hashes(patched):
+    from sglang_ascend.ops.sampling import murmur_hash32
+
+    theirs = patched("0015", "_murmur_hash32_torch", torch=torch)
+    # SGLang's issue 25106 found this triple, whose hash is the largest of all.
+    seed, position, token = (torch.tensor([number]) for number in (7847, 12345, 1208))
+    assert theirs(seed.to(torch.uint64), position, token).item() == 2**32 - 1
+    seeds, positions = torch.randint(2**62, (2, 16))
+    tokens = torch.arange(40)
+    found = theirs(seeds.to(torch.uint64), positions, tokens)
+    assert torch.equal(found.long(), murmur_hash32(seeds, positions, tokens).long())
+
+
+def batch_with_seeds(*seeds: int | None) -> MagicMock:
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
+    reqs = [MagicMock(sampling_params=SamplingParams(sampling_seed=seed)) for seed in seeds]
+    for req in reqs:
+        req.return_sampling_mask = req.return_sampling_support_logprobs = False
+        req.custom_logit_processor = None
+    return MagicMock(reqs=reqs, device="cpu")
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("backend", ["pytorch", "flashinfer"])
+def test_0016_seeds_a_batch_that_our_hook_seeds(patched, backend):
+    from sglang.srt.sampling import sampling_batch_info as module
+
+    settings = SimpleNamespace(
+        deterministic=SimpleNamespace(enable_deterministic_inference=False),
+        kernel=SimpleNamespace(sampling_backend=backend),
+        features=SimpleNamespace(enable_custom_logit_processor=False),
+    )
+    namespace = vars(module) | {"get_exec": lambda: settings, "random": random}
+    make = patched("0016", "from_schedule_batch", **namespace)
+
+    def seeds(*given: int | None) -> list[int] | None:
+        info = make(module.SamplingBatchInfo, batch_with_seeds(*given), 9)
+        return None if info.sampling_seed is None else info.sampling_seed.tolist()
+
+    assert seeds(None, None) is None
+    if backend == "flashinfer":  # which has no kernel for seeds
+        assert seeds(7) is None
+    else:
+        assert seeds(7, 8) == [7, 8]
+        seed, drawn = seeds(7, None)
+        assert seed == 7 and drawn not in (42, 7)
+
+
+@pytest.mark.sglang
+def test_0016_gives_both_batches_seeds_or_neither(patched):
+    from sglang.srt.sampling import sampling_batch_info as module
+
+    merge = patched("0016", "merge_batch", **vars(module))
+
+    def info(seeds: list[int] | None) -> Any:
+        ones = torch.ones(2)
+        made = module.SamplingBatchInfo(
+            temperatures=ones[:, None],
+            top_ps=ones,
+            top_ks=ones.int(),
+            min_ps=ones,
+            is_all_greedy=False,
+            is_any_greedy=False,
+            need_top_p_sampling=False,
+            need_top_k_sampling=False,
+            need_min_p_sampling=False,
+            vocab_size=9,
+            penalizer_orchestrator=MagicMock(),
+            device="cpu",
+        )
+        made.sampling_seed = seeds and torch.tensor(seeds)
+        return made
+
+    for left, right in (([1, 2], None), (None, [1, 2])):
+        merged = info(left)
+        merge(merged, info(right))
+        assert len(merged.sampling_seed) == 4
+        assert merged.sampling_seed.tolist()[slice(0, 2) if left else slice(2, 4)] == [1, 2]
+    merged = info(None)
+    merge(merged, info(None))
+    assert merged.sampling_seed is None
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("min_p", [0.0, 0.3])
+def test_0017_draws_what_our_hook_draws(patched, min_p):
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    from sglang.srt.layers import sampler
+
+    from sglang_ascend.plugin.request_seeds import draw_by_token
+
+    theirs = patched("0017", "top_k_top_p_min_p_sampling_from_probs_torch", **vars(sampler))
+    probs = torch.randn(500, 12).softmax(-1)
+    top_ks = torch.full((500,), 4)
+    seeds, positions = torch.arange(500), torch.arange(500) * 3
+    arguments = top_ks, torch.ones(500), torch.full((500,), min_p), min_p > 0, seeds, positions
+    found = theirs(probs.clone(), *arguments)
+    assert torch.equal(found, draw_by_token(theirs, probs.clone(), *arguments).to(found.dtype))
+    assert found.unique().numel() > 6
+    unfiltered = torch.full((500,), 12), *arguments[1:2], torch.zeros(500), False, *arguments[4:]
+    assert torch.equal(
+        theirs(probs.clone(), *unfiltered).long(),
+        sampler.multinomial_with_seed(probs.double().log(), seeds, positions).view(-1),
+    )
+
+
+@pytest.mark.sglang
+def test_0018_stops_where_our_hook_stops(patched):
+    from sglang.srt.managers import schedule_batch
+
+    from sglang_ascend.plugin.emitted_text import settle_token_by_token
+
+    names = ("update_finish_state", "_update_finish_state_by_token")
+    methods = {name: patched("0018", name, **vars(schedule_batch)) for name in names}
+    theirs = type("Patched", (schedule_batch.Req,), methods)
+    unpatched = inspect.unwrap(schedule_batch.Req.update_finish_state)
+    letters = SimpleNamespace(
+        encode=lambda text, **options: list(text.encode()),
+        decode=lambda ids: bytes(ids).decode(),
+        eos_token_id=0,
+        additional_stop_token_ids=None,
+    )
+
+    def settle(kind: type, update: Any, tokens: list[int]) -> Any:
+        params = schedule_batch.SamplingParams(max_new_tokens=9, stop=["y", "a"])
+        params.normalize(letters)
+        request = kind("0", "", [5, 6], params, vocab_size=128)
+        request.tokenizer = letters
+        request.output_ids.extend(tokens)
+        update(request, len(tokens))
+        reason = request.finished_reason
+        return reason and reason.to_json(), list(request.output_ids_through_stop)
+
+    def ours(request: Any, count: int) -> None:
+        settle_token_by_token(unpatched, request, count)
+
+    for text in (b"xay", b"xya", b"aay", b"x\0a", b"xyz", b"wxyz", b"wxvz"):
+        found = settle(theirs, theirs.update_finish_state, list(text))
+        expected = settle(schedule_batch.Req, ours, list(text))
+        assert found == expected
+    assert settle(theirs, theirs.update_finish_state, list(b"xay"))[1] == list(b"xa")
+    assert settle(schedule_batch.Req, unpatched, list(b"xay"))[1] == list(b"xay")
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("text", ["", "世�", "世a�", "a b�", "a\nb�", "a世b c�", "�", "abc"])
+def test_0019_prints_what_our_hook_prints(patched, text):
+    from sglang import utils
+
+    from sglang_ascend.plugin.emitted_text import find_printable_text
+
+    assert patched("0019", "find_printable_text", **vars(utils))(text) == find_printable_text(text)
+
+
+@pytest.mark.parametrize(
+    ("up_to", "committed", "finished", "pairs"),
+    [(15, 15, True, True), (15, 15, True, False), (15, 15, False, True), (16, 16, True, True)],
+)
+@pytest.mark.sglang
+def test_0020_inserts_what_our_hook_inserts(patched, up_to, committed, finished, pairs):
+    from sglang_ascend.plugin.prefix_cache import pair_with_last_token
+
+    theirs = patched("0020", "checkpoint_into_tree")
+    tokens = MagicMock()
+    request = SimpleNamespace(
+        origin_input_ids=[0] * 10,
+        output_ids_through_stop=[1] * 6,
+        full_untruncated_fill_ids=tokens,
+        finished=lambda: finished,
+        kv=SimpleNamespace(kv_committed_len=committed),
+    )
+    tree = SimpleNamespace(is_eagle=pairs)
+    cache = SimpleNamespace(tree_core=tree, disable=True, _components_tuple=())
+    theirs(cache, request, up_to=up_to)
+    (found,) = (call.args[0].stop for call in tokens.__getitem__.call_args_list)
+    ours: list[int] = []
+    pair_with_last_token(
+        lambda self, req, *, up_to: ours.append(up_to), cache, request, up_to=up_to
+    )
+    assert [found] == ours
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("is_draft", [False, True])
+def test_0021_passes_what_our_hook_passes(patched, dtype, is_draft):
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    from sglang_ascend.plugin.prompt_embeddings import pass_embeddings
+
+    runner = SimpleNamespace(
+        dtype=dtype,
+        is_draft_worker=is_draft,
+        is_generation=True,
+        _pp_kwargs=lambda tensors: {"pp_proxy_tensors": tensors},
+    )
+    unpatched = inspect.unwrap(ModelRunner._extend_forward_kwargs)
+    theirs = patched("0021", "_extend_forward_kwargs")
+    for embeddings in (torch.ones(2, 3), None):
+        batch = SimpleNamespace(input_embeds=embeddings, replace_embeds=None)
+        expected = theirs(runner, batch, 7)
+        found = pass_embeddings(unpatched(runner, batch, 7), runner, batch, 7)
+        assert found.keys() == expected.keys()
+        assert ("input_embeds" in found) == (embeddings is not None and not is_draft)
+        if "input_embeds" in found:
+            assert found["input_embeds"].dtype == expected["input_embeds"].dtype == dtype
