@@ -25,6 +25,8 @@ from sglang_ascend.plugin import (
 from sglang_ascend.plugin.device import serves_on_cpu
 from sglang_ascend.plugin.errors import StartupRefused
 
+_UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python"
+
 
 @dataclass(frozen=True)
 class Hook:
@@ -34,10 +36,16 @@ class Hook:
     target: str
     replacement: Callable[..., Any]
     why: str
-    upstream: str
     delete_when: str
     patch: str | None = None
     kind: HookType = HookType.REPLACE
+
+    @property
+    def upstream(self) -> str:
+        """The file of SGLang that holds the target."""
+        module, _, owner = self.target.rpartition(".")[0].rpartition(".")
+        path = module if owner[0].isupper() else f"{module}.{owner}"
+        return f"{_UPSTREAM}/{path.replace('.', '/')}.py"
 
 
 _ALLOCATION = "sglang.srt.mem_cache.allocation"
@@ -45,20 +53,7 @@ _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _PREFILL = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
 _WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
-_UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/sglang"
-
-
-def _packing_hook(target: str, replacement: Callable[..., Any], why: str, kind: HookType) -> Hook:
-    """A row of what keeps packed weights on CPU; ``target`` is module.Class.method."""
-    module = target.rsplit(".", 2)[0].removeprefix("sglang.")
-    return Hook(
-        target=target,
-        replacement=replacement,
-        why=why,
-        upstream=f"{_UPSTREAM}/{module.replace('.', '/')}.py",
-        delete_when="core packs the weights of a CPU without AMX",
-        kind=kind,
-    )
+_PACKED_BY_CORE = "core packs the weights of a CPU without AMX"
 
 
 # On every device.
@@ -67,7 +62,6 @@ COMMON_HOOKS = (
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
         replacement=request_checks.refuse_unknown_token_ids,
         why="one request with a token id outside the vocabulary ends the server",
-        upstream=f"{_UPSTREAM}/srt/managers/tokenizer_manager.py",
         delete_when="core validates input_ids against the vocabulary",
         patch="0011-validate-input-ids.patch",
         kind=HookType.AROUND,
@@ -76,7 +70,6 @@ COMMON_HOOKS = (
         target="sglang.srt.sampling.sampling_params.SamplingParams.verify",
         replacement=request_checks.refuse_unknown_stop_tokens,
         why="a stop token id outside the vocabulary, with min_new_tokens, ends the server",
-        upstream=f"{_UPSTREAM}/srt/sampling/sampling_params.py",
         delete_when="core validates stop_token_ids against the vocabulary",
         patch="0012-validate-stop-token-ids.patch",
         kind=HookType.AROUND,
@@ -85,7 +78,6 @@ COMMON_HOOKS = (
         target="sglang.srt.server_args.ServerArgs.resolve_once",
         replacement=startup_checks.refuse_bad_checkpoint,
         why="config.json is read, and fails with a traceback, before an algorithm is asked",
-        upstream=f"{_UPSTREAM}/srt/server_args.py",
         delete_when="core asks a registered algorithm before it reads the model's config",
         patch="0013-ask-algorithm-before-config.patch",
         kind=HookType.BEFORE,
@@ -94,7 +86,6 @@ COMMON_HOOKS = (
         target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
         replacement=emitted_text.settle_token_by_token,
         why="of two stops in one step, the first of the request's list wins, not of the text",
-        upstream=f"{_UPSTREAM}/srt/managers/schedule_batch.py",
         delete_when="a step of several tokens stops where its tokens one by one would",
         patch="0018-first-stop-of-a-step.patch",
         kind=HookType.AROUND,
@@ -103,7 +94,6 @@ COMMON_HOOKS = (
         target="sglang.utils.find_printable_text",
         replacement=emitted_text.find_printable_text,
         why="a longer text may have a shorter printable part: a stream repeats the difference",
-        upstream=f"{_UPSTREAM}/utils.py",
         delete_when="what has been streamed is never taken back",
         patch="0019-printable-stays-printable.patch",
     ),
@@ -111,7 +101,6 @@ COMMON_HOOKS = (
         target="sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
         replacement=prompt_embeddings.pass_embeddings,
         why="a prompt of embeddings ends a server with a draft model, or not in bfloat16",
-        upstream=f"{_UPSTREAM}/srt/model_executor/model_runner.py",
         delete_when="input_embeds go to the target alone, in its dtype",
         patch="0021-embeddings-to-the-target.patch",
         kind=HookType.AFTER,
@@ -124,7 +113,6 @@ CPU_HOOKS = (
         target=f"{_ALLOCATION}.assign_req_to_token_pool_func",
         replacement=replacements.assign_req_to_token_pool,
         why="the KV reserve of a speculative step is written by a Triton kernel only",
-        upstream=f"{_UPSTREAM}/srt/mem_cache/allocation.py",
         delete_when="core asks capabilities.supports_triton before launching it",
         patch="0001-allocation-torch-path.patch",
     ),
@@ -132,7 +120,6 @@ CPU_HOOKS = (
         target="sglang.srt.models.deepseek_v2.DeepseekV2ForCausalLM.set_embed_and_head",
         replacement=replacements.set_embed_and_head,
         why="sharing embedding and head with the NextN layer calls torch.cuda.synchronize",
-        upstream=f"{_UPSTREAM}/srt/models/deepseek_v2.py",
         delete_when="it calls current_platform.synchronize, as mimo_mtp.py does",
         patch="0003-deepseek-platform-synchronize.patch",
     ),
@@ -140,7 +127,6 @@ CPU_HOOKS = (
         target=f"{_CONFIGURATOR}._build_ascend_mha_kv_pool",
         replacement=replacements.build_mha_kv_pool,
         why="backend name 'ascend' alone selects the torch_npu pool, whatever the device",
-        upstream=f"{_UPSTREAM}/srt/mem_cache/kv_cache_configurator.py",
         delete_when="the branch also asks for an NPU",
         patch="0004-ascend-pools-need-npu.patch",
     ),
@@ -148,7 +134,6 @@ CPU_HOOKS = (
         target=f"{_CONFIGURATOR}._build_ascend_mla_kv_pool",
         replacement=replacements.build_mla_kv_pool,
         why="as above, for the latent (MLA) pool",
-        upstream=f"{_UPSTREAM}/srt/mem_cache/kv_cache_configurator.py",
         delete_when="the branch also asks for an NPU",
         patch="0004-ascend-pools-need-npu.patch",
     ),
@@ -156,7 +141,6 @@ CPU_HOOKS = (
         target="sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
         replacement=prefix_cache.pair_with_last_token,
         why="keyed by pairs of tokens, a reply's cached prefix ends one token early",
-        upstream=f"{_UPSTREAM}/srt/mem_cache/unified_radix_cache.py",
         delete_when="the last token of a reply is part of its key",
         patch="0020-pair-with-last-token.patch",
         kind=HookType.AROUND,
@@ -165,15 +149,13 @@ CPU_HOOKS = (
         target="sglang.srt.managers.tp_worker.TpModelWorker.forward_batch_generation",
         replacement=request_penalties.count_in_plain_decode,
         why="overlapped decode counts each token for penalties one step late, MTP does not",
-        upstream=f"{_UPSTREAM}/srt/managers/schedule_batch.py",
-        delete_when="cumulate_penalty_output_tokens runs where the last token is known",
+        delete_when="ScheduleBatch counts a token for penalties where it is known",
         kind=HookType.BEFORE,
     ),
     Hook(
         target="sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
         replacement=request_seeds.hash_on_any_device,
         why="on CPU seeded sampling imports sgl_kernel, which is not installed here",
-        upstream=f"{_UPSTREAM}/kernels/ops/sampling/murmur_hash.py",
         delete_when="it has a PyTorch body where sgl_kernel is missing",
         patch="0015-hash-without-sgl-kernel.patch",
     ),
@@ -181,7 +163,6 @@ CPU_HOOKS = (
         target=f"{_SAMPLING_INFO}.from_schedule_batch",
         replacement=request_seeds.seed_rows,
         why="a request's seed is ignored unless a server flag replaces every kernel",
-        upstream=f"{_UPSTREAM}/srt/sampling/sampling_batch_info.py",
         delete_when="sampling_seed is honoured without --enable-deterministic-inference",
         patch="0016-seeds-without-a-flag.patch",
         kind=HookType.AFTER,
@@ -190,7 +171,6 @@ CPU_HOOKS = (
         target=f"{_SAMPLING_INFO}.merge_batch",
         replacement=request_seeds.seed_both_or_neither,
         why="as above, where a batch with seeds meets one without",
-        upstream=f"{_UPSTREAM}/srt/sampling/sampling_batch_info.py",
         delete_when="sampling_seed is honoured without --enable-deterministic-inference",
         patch="0016-seeds-without-a-flag.patch",
         kind=HookType.BEFORE,
@@ -199,7 +179,6 @@ CPU_HOOKS = (
         target="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
         replacement=request_seeds.draw_by_token,
         why="a seeded draw depends on the filters of other requests, and asserts on min-p",
-        upstream=f"{_UPSTREAM}/srt/layers/sampler.py",
         delete_when="the PyTorch sampler hashes token ids under filters too, min-p included",
         patch="0017-seeded-noise-by-token-id.patch",
         kind=HookType.AROUND,
@@ -208,7 +187,6 @@ CPU_HOOKS = (
         target=f"{_PREFILL}._send_kv_chunk",
         replacement=disaggregation.send_known_indices,
         why="slot numbers are copied to pinned memory and fenced with a CUDA event",
-        upstream=f"{_UPSTREAM}/srt/disaggregation/prefill.py",
         delete_when="core leaves slot numbers that are on the CPU where they are",
         patch="0014-send-host-indices.patch",
         kind=HookType.BEFORE,
@@ -218,30 +196,31 @@ CPU_HOOKS = (
             target=f"sglang.srt.entrypoints.engine.Engine.{launch}",
             replacement=process_start.fork_processes,
             why="each spawned process imports SGLang again: ten of the seconds of a start",
-            upstream=f"{_UPSTREAM}/srt/entrypoints/engine.py",
             delete_when="core asks the platform how to start processes",
             kind=HookType.AROUND,
         )
         for launch in ("_launch_scheduler_processes", "_launch_detokenizer_subprocesses")
     ),
-    _packing_hook(
-        "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
-        prepared_weights.apply_linear,
-        "F.linear on CPU repacks the weight in every call: 4 rows cost twice 1 row",
-        HookType.REPLACE,
+    Hook(
+        target="sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod.apply",
+        replacement=prepared_weights.apply_linear,
+        why="F.linear on CPU repacks the weight in every call: 4 rows cost twice 1 row",
+        delete_when=_PACKED_BY_CORE,
     ),
-    _packing_hook(
-        "sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
-        prepared_weights.compute_lm_head,
-        "as above, for the head",
-        HookType.AROUND,
+    Hook(
+        target="sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
+        replacement=prepared_weights.compute_lm_head,
+        why="as above, for the head",
+        delete_when=_PACKED_BY_CORE,
+        kind=HookType.AROUND,
     ),
     *(
-        _packing_hook(
-            f"{_WEIGHT_UPDATER}.{update}",
-            weight_updates.follow_weight_update,
-            "packed weights and the cut draft head are copies, which no update reaches",
-            HookType.AROUND,
+        Hook(
+            target=f"{_WEIGHT_UPDATER}.{update}",
+            replacement=weight_updates.follow_weight_update,
+            why="packed weights and the cut draft head are copies, which no update reaches",
+            delete_when=_PACKED_BY_CORE,
+            kind=HookType.AROUND,
         )
         for update in (
             "update_weights_from_disk",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -181,7 +182,18 @@ class TestHooksInThisProcess:
 
         assert missing_hooks() == []
         for hook in active_hooks():
-            assert hook.why and hook.delete_when and hook.upstream.startswith("https://")
+            assert hook.why and hook.delete_when
+
+    def test_the_upstream_link_names_a_file_of_the_installed_sglang(self):
+        import sglang
+
+        from sglang_ascend.plugin.hooks import COMMON_HOOKS, CPU_HOOKS
+
+        tag = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/"
+        installed = Path(sglang.__file__).parents[1]
+        for hook in COMMON_HOOKS + CPU_HOOKS:
+            assert hook.upstream.startswith(tag)
+            assert (installed / hook.upstream.removeprefix(tag)).is_file()
 
     def test_the_replacement_takes_the_arguments_of_what_it_replaces(self):
         from sglang.srt.plugins.hook_registry import HookType
