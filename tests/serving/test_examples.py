@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,7 +64,10 @@ def test_the_openai_client_gets_the_plain_server_s_reply_whole_and_streamed(pair
 
 
 def test_the_frontend_program_runs_gen_select_fork_and_regex(pair):
-    plain, mtp = (run_example("frontend_program.py", "--base-url", s.url) for s in pair)
+    with ThreadPoolExecutor(2) as pool:
+        plain, mtp = pool.map(
+            lambda server: run_example("frontend_program.py", "--base-url", server.url), pair
+        )
     assert mtp == plain
     fields = dict(re.findall(r"^(tip|season|days): (.*)$", mtp, re.MULTILINE))
     assert fields["tip"]

@@ -1,6 +1,4 @@
-"""What cannot be served is refused in one sentence that names the file or flag and the remedy;
-what is malformed gets a 4xx, and the server goes on.
-"""
+"""What cannot be served is refused in one sentence that names the file or flag and the remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from server_pairs import TEST_TIMEOUT_S
 
 from sglang_ascend.models.catalog import model_path
 
@@ -25,7 +22,7 @@ WEIGHTS = "model.safetensors"
 NEXTN = "model.layers.4."
 Tensors = dict[str, torch.Tensor]
 
-pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
+pytestmark = pytest.mark.sglang
 
 
 @dataclass(frozen=True)
