@@ -90,11 +90,8 @@ class InTreeDraftWorker(MTPDraftWorker):
 class InTreeWorker(EAGLEWorkerV2):
     """SGLang's step: draft, verify, publish, extend."""
 
-    draws_drafts = False
-
-    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
-        MTPWorker.__init__(self, server_args, gpu_id, nccl_port, target_worker)
-        self._draft_worker = InTreeDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+    draft_worker_cls = InTreeDraftWorker
+    __init__ = MTPWorker._init_as_eagle
 
 
 class InTreeAlgorithm(MTPAlgorithm):

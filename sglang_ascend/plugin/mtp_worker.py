@@ -31,6 +31,8 @@ from sglang_ascend.speculative.step import Requests, StepConstants, StepResult, 
 class MTPWorker(EAGLEWorkerV2):
     """Prefill as SGLang's EAGLE worker has it; decode is ``speculative.step.speculative_step``."""
 
+    draft_worker_cls = MTPDraftWorker
+
     def __init__(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
     ) -> None:
@@ -61,7 +63,7 @@ class MTPWorker(EAGLEWorkerV2):
         self.adaptive_controller = None
         self.plan_stream, self.plan_stream_ctx = get_plan_stream(self.device)
         self._target_worker = target_worker
-        self._draft_worker = MTPDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+        self._draft_worker = self.draft_worker_cls(server_args, gpu_id, nccl_port, target_worker)
 
     def forward_batch_generation(
         self,

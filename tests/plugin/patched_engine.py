@@ -23,7 +23,6 @@ def without_workarounds() -> None:
         delattr(platform.EmulationPlatform, name)
     del mtp_algorithm.MTPAlgorithm.need_topk
     mtp_worker.MTPWorker._init_as_eagle = EAGLEWorkerV2.__init__
-    mtp_worker.MTPWorker.draft_worker_cls = mtp_worker.MTPDraftWorker
 
 
 def no_defaults(self: object, server_args: object) -> None:
