@@ -1,0 +1,6 @@
+"""What torch_npu's operators demand of a call, and a mode that checks each call against it."""
+
+from sglang_ascend.ops.npu.calls import CallRefused, CheckedCalls, refusal
+from sglang_ascend.ops.npu.demands import DEMANDS
+
+__all__ = ["DEMANDS", "CallRefused", "CheckedCalls", "refusal"]
