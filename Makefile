@@ -5,6 +5,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 
 VENV ?= .venv
+NPU_VENV ?= .venv-npu
 MODEL ?= smollm2-mtp
 PORT ?= 30000
 ARGS ?=
@@ -17,9 +18,9 @@ PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 .PHONY: help
 help: ## Show this help
 	@echo "make TARGET [VARIABLE=value ...]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
-	@echo "VENV=$(VENV)  MODEL=$(MODEL) (a name from the catalogue, or a checkpoint folder)  PORT=$(PORT)"
+	@echo "VENV=$(VENV)  NPU_VENV=$(NPU_VENV)  MODEL=$(MODEL) (a name from the catalogue, or a checkpoint folder)  PORT=$(PORT)"
 	@echo "ARGS= adds flags to the command that a target runs; PYTHON= names a Python 3.11."
 
 .PHONY: serve
@@ -35,6 +36,10 @@ test: venv-dev ## Run the tests, but for those that take minutes each
 .PHONY: test-all
 test-all: venv-dev ## Run every test
 	@$(PYTEST) $(ARGS)
+
+.PHONY: test-npu-emulated
+test-npu-emulated: ## Run the tests of the real torch_npu on an emulated NPU, in NPU_VENV
+	@scripts/npu_emulation.sh $(NPU_VENV) python -m pytest tests/npu_emulation $(ARGS)
 
 .PHONY: bench
 bench: venv ## Measure output tokens/s with and without MTP
@@ -57,7 +62,7 @@ doctor: venv ## Print versions, platform, hooks and ops, and say what is off
 
 .PHONY: clean
 clean: ## Remove the virtual environment and every build output
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find sglang_ascend tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The script decides by content what is out of date; asking it costs a twentieth of a second.

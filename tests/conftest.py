@@ -16,6 +16,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 for switch in ("SGLANG_PLATFORM", "SGLANG_PLUGINS", "SGLANG_USE_CPU_ENGINE"):
     os.environ.pop(switch, None)
 
+# These need the real torch_npu on emulated libraries: `make test-npu-emulated`, which sets this.
+collect_ignore = [] if "NPU_EMULATION" in os.environ else ["npu_emulation"]
+
 
 class ServersInOneWorker(LoadScopeScheduling):
     """A file is one worker's; so are all files that share the pool of servers."""

@@ -149,7 +149,7 @@ def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
 
 def test_make_alone_explains_every_target():
     shown = make().stdout
-    for target in "serve test test-all bench quality style doctor clean".split():
+    for target in "serve test test-all test-npu-emulated bench quality style doctor clean".split():
         assert f"  {target} " in shown
 
 

@@ -81,3 +81,9 @@ def test_everything_that_make_installs_is_pinned():
 def test_nothing_that_would_replace_torch_is_installed_with_its_dependencies():
     assert {"timm", "torchvision", "sglang"} <= set(read("no-deps.txt"))
     assert set(read("sglang-0.5.23-cpu.txt")) & set(read("no-deps.txt")) == set()
+
+
+def test_the_emulated_npu_has_the_pinned_versions():
+    emulated = read("npu-emulated.txt")
+    assert emulated["torch-npu"] == read("npu.txt")["torch-npu"]
+    assert set(emulated) - {"torch-npu"} <= set(pins())

@@ -1,0 +1,177 @@
+/* Streams: work queued in order, executed as late as is allowed: when something waits for it.
+
+   A wait of the host for a stream executes that stream's work, in order, up to the point waited for, and of
+   other streams what an event wait among that work needs; everything else stays queued. So a missing wait,
+   of the host or between two streams, is a read of what is not there yet, at once and every time. */
+#include <pthread.h>
+
+#include "emulation.h"
+
+static struct stream default_stream;
+static struct stream *all_streams = &default_stream;
+static pthread_mutex_t queues = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t device; /* held while work executes; always taken before `queues` */
+static long num_pending;
+
+__attribute__((constructor)) static void make_device_lock(void) {
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_settype(&attributes, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&device, &attributes);
+}
+
+void lock_queues(void) { pthread_mutex_lock(&queues); }
+void unlock_queues(void) { pthread_mutex_unlock(&queues); }
+
+void fail(const char *sentence) {
+    fprintf(stderr, "npu emulation: %s\n", sentence);
+    abort();
+}
+
+struct stream *stream_of(aclrtStream handle) { return handle ? handle : &default_stream; }
+
+struct work new_work(enum work_kind kind) {
+    struct work work;
+    memset(&work, 0, sizeof work);
+    work.kind = kind;
+    return work;
+}
+
+bool anything_pending(void) { return __atomic_load_n(&num_pending, __ATOMIC_ACQUIRE) != 0; }
+long npu_emulation_num_pending(void) { return __atomic_load_n(&num_pending, __ATOMIC_ACQUIRE); }
+
+void issue(struct stream *stream, struct work work) {
+    if (stream->capture) {
+        capture(stream, work);
+        return;
+    }
+    if (work.kind == COPY) poison_target(&work);
+    struct work *queued = malloc(sizeof work);
+    *queued = work;
+    lock_queues();
+    if (stream->tail) stream->tail->next = queued; else stream->head = queued;
+    stream->tail = queued;
+    stream->issued++;
+    __atomic_add_fetch(&num_pending, 1, __ATOMIC_ACQ_REL);
+    unlock_queues();
+    if (stream->runs_ahead) wait_until(stream, stream->issued);
+}
+
+void execute(struct work *work) {
+    switch (work->kind) {
+    case COPY: copy_now(work); break;
+    case FILL: memset(work->target, work->value, work->num_bytes); break;
+    case CALL: run_call(work->call, CALL_ONCE); break;
+    case WAIT: run_stream(work->stream, work->position); break;
+    case SET_EXTERNAL: set_external(work->event); break;
+    case WAIT_EXTERNAL: wait_external(work->event); break;
+    case RESET_EXTERNAL: reset_external(work->event); break;
+    case REPLAY: replay(work->graph); break;
+    case UPDATE: apply_update(work->group); break;
+    }
+}
+
+void run_stream(struct stream *stream, uint64_t position) {
+    while (stream->executed < position) {
+        lock_queues();
+        struct work *work = stream->head;
+        if (!work) fail("two streams wait for each other.");
+        stream->head = work->next;
+        if (!stream->head) stream->tail = NULL;
+        unlock_queues();
+        execute(work);
+        free(work);
+        __atomic_add_fetch(&stream->executed, 1, __ATOMIC_ACQ_REL);
+        __atomic_sub_fetch(&num_pending, 1, __ATOMIC_ACQ_REL);
+    }
+}
+
+/* Work may be a Python closure, which needs the interpreter's lock; who waits must not hold it. Python's
+   symbols are there only once it has loaded us. */
+#pragma weak PyGILState_Check
+#pragma weak PyEval_SaveThread
+#pragma weak PyEval_RestoreThread
+int PyGILState_Check(void);
+void *PyEval_SaveThread(void);
+void PyEval_RestoreThread(void *);
+
+static void *start_waiting(void) {
+    void *thread = PyGILState_Check && PyGILState_Check() ? PyEval_SaveThread() : NULL;
+    pthread_mutex_lock(&device);
+    return thread;
+}
+
+static void stop_waiting(void *thread) {
+    pthread_mutex_unlock(&device);
+    if (thread) PyEval_RestoreThread(thread);
+}
+
+void wait_until(struct stream *stream, uint64_t position) {
+    if (__atomic_load_n(&stream->executed, __ATOMIC_ACQUIRE) >= position) return;
+    void *thread = start_waiting();
+    run_stream(stream, position);
+    stop_waiting(thread);
+}
+
+void wait_for_device(void) {
+    if (!anything_pending()) return;
+    void *thread = start_waiting();
+    for (struct stream *stream = all_streams; stream; stream = stream->next) run_stream(stream, stream->issued);
+    stop_waiting(thread);
+}
+
+aclError aclrtCreateStreamWithConfig(aclrtStream *handle, uint32_t priority, uint32_t flag) {
+    struct stream *stream = calloc(1, sizeof *stream);
+    lock_queues();
+    stream->next = all_streams;
+    all_streams = stream;
+    unlock_queues();
+    *handle = stream;
+    return ACL_SUCCESS;
+}
+aclError aclrtCreateStream(aclrtStream *handle) { return aclrtCreateStreamWithConfig(handle, 0, 0); }
+
+/* Every stream that joined the capture goes back to its own queue. */
+void leave_capture(struct graph *graph) {
+    lock_queues();
+    for (struct stream *stream = all_streams; stream; stream = stream->next)
+        if (stream->capture == graph) stream->capture = NULL;
+    unlock_queues();
+}
+
+/* The stream's record stays: events may name it. */
+aclError aclrtDestroyStream(aclrtStream handle) {
+    struct stream *stream = stream_of(handle);
+    wait_until(stream, stream->issued);
+    return ACL_SUCCESS;
+}
+aclError aclrtDestroyStreamForce(aclrtStream handle) { return aclrtDestroyStream(handle); }
+
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream handle, int32_t timeout) {
+    struct stream *stream = stream_of(handle);
+    if (stream->capture) return ACL_ERROR_RT_STREAM_CAPTURED;
+    count(COUNT_stream_syncs);
+    wait_until(stream, stream->issued);
+    return ACL_SUCCESS;
+}
+aclError aclrtSynchronizeStream(aclrtStream handle) { return aclrtSynchronizeStreamWithTimeout(handle, -1); }
+
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout) {
+    if (is_capturing()) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+    count(COUNT_device_syncs);
+    wait_for_device();
+    return ACL_SUCCESS;
+}
+aclError aclrtSynchronizeDevice(void) { return aclrtSynchronizeDeviceWithTimeout(-1); }
+
+aclError aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus *status) {
+    struct stream *stream = stream_of(handle);
+    if (stream->executed < stream->issued && ++stream->num_queries < PATIENCE) {
+        *status = ACL_STREAM_STATUS_NOT_READY;
+        return ACL_SUCCESS;
+    }
+    wait_until(stream, stream->issued);
+    stream->num_queries = 0;
+    *status = ACL_STREAM_STATUS_COMPLETE;
+    return ACL_SUCCESS;
+}

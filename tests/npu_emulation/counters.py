@@ -1,0 +1,75 @@
+"""What torch_npu asked of the runtime: launches, copies, synchronisations, allocations."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from npu_emulation.environment import build_folder
+
+runtime = ctypes.CDLL(str(build_folder() / "libascendcl.so"))
+runtime.npu_emulation_counter_names.restype = ctypes.c_char_p
+runtime.npu_emulation_launch_name.restype = ctypes.c_char_p
+runtime.npu_emulation_launch_name.argtypes = [ctypes.c_long]
+runtime.npu_emulation_stub_name.restype = ctypes.c_char_p
+runtime.npu_emulation_stub_calls.restype = ctypes.c_long
+runtime.npu_emulation_num_pending.restype = ctypes.c_long
+
+NAMES = runtime.npu_emulation_counter_names().decode().split()
+
+
+@dataclass
+class Counts:
+    """Calls by kind, those that were made; `launched` has the name of every launch, in order."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    launched: list[str] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> int:
+        if name not in NAMES:
+            raise AttributeError(name)
+        return self.calls.get(name, 0)
+
+    @property
+    def without_mallocs(self) -> dict[str, int]:
+        """The calls, less those to the device's allocator, which a warm step does not make."""
+        return {name: number for name, number in self.calls.items() if name != "mallocs"}
+
+
+def totals() -> dict[str, int]:
+    values = (ctypes.c_long * len(NAMES))()
+    runtime.npu_emulation_counters(values)
+    return dict(zip(NAMES, values, strict=True))
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Counts]:
+    """The counts of the block, filled in at its end."""
+    before, counts = totals(), Counts()
+    try:
+        yield counts
+    finally:
+        after = totals()
+        counts.calls |= {
+            name: after[name] - before[name] for name in NAMES if after[name] != before[name]
+        }
+        numbers = range(before["launches"], after["launches"])
+        names = (runtime.npu_emulation_launch_name(number) for number in numbers)
+        counts.launched += [name.decode() for name in names]
+
+
+def num_pending() -> int:
+    """Pieces of work that are queued on some stream and have not been executed."""
+    return runtime.npu_emulation_num_pending()
+
+
+def stubs_called() -> dict[str, int]:
+    """CANN functions that this process called and that only succeed, doing nothing."""
+    found, number = {}, 0
+    while name := runtime.npu_emulation_stub_name(number):
+        if calls := runtime.npu_emulation_stub_calls(number):
+            found[name.decode()] = calls
+        number += 1
+    return found
