@@ -28,10 +28,10 @@ DONE_BY_TORCH_NPU = set(
     """aten::empty aten::empty_strided aten::empty_like aten::new_empty aten::new_empty_strided
     aten::record_stream aten::is_pinned aten::_pin_memory aten::pin_memory aten::set_ aten::resize_
     aten::detach aten::lift_fresh aten::alias aten::is_same_size aten::_local_scalar_dense
-    npu::empty_with_format npu::get_npu_format
-    npu::_npu_fused_infer_attention_score_get_max_workspace
-    npu::_npu_fused_infer_attention_score_v2_get_max_workspace""".split()
+    npu::empty_with_format npu::get_npu_format""".split()
 )
+# Allocations for an operator that a graph captures.
+PREPARATIONS = ("_get_max_workspace", "_infer_output")
 # Computed, and not dispatched to torch_npu: storage formats other than ND are not emulated.
 NOT_DISPATCHED = {"npu::npu_format_cast"}
 NAMESPACES_WITHOUT_KERNELS = ("c10d::", "_c10d", "prim::", "profiler::")
@@ -65,7 +65,7 @@ class Numerics(TorchDispatchMode):
         raise_failures()
         if not any(map(_is_npu, leaves)) or name.startswith(NAMESPACES_WITHOUT_KERNELS):
             return func(*args, **kwargs)
-        if name in DONE_BY_TORCH_NPU or func.is_view:
+        if name in DONE_BY_TORCH_NPU or func.is_view or name.endswith(PREPARATIONS):
             result = func(*args, **kwargs)
             raise_failures()
             return result

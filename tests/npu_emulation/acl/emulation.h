@@ -31,22 +31,20 @@ void count(enum counter which);
 void count_launch(const char *name);
 
 /* ---- streams.c: work in order ---- */
-struct event;
 struct graph;
 struct task_group;
 
-enum work_kind { COPY, FILL, CALL, WAIT, SET_EXTERNAL, WAIT_EXTERNAL, RESET_EXTERNAL, REPLAY, UPDATE };
+enum work_kind { COPY, FILL, CALL, WAIT, WRITE_VALUE, WAIT_VALUE, REPLAY, UPDATE };
 
 struct work {
     enum work_kind kind;
-    void *target;              /* COPY, FILL */
+    void *target;              /* COPY, FILL; *_VALUE: the word */
     const void *source;        /* COPY */
     size_t num_bytes;          /* COPY, FILL */
-    int value;                 /* COPY: the aclrtMemcpyKind; FILL: the byte */
+    int value;                 /* COPY: the aclrtMemcpyKind; FILL: the byte; WAIT_VALUE: the condition */
     int64_t call;              /* CALL: the number of a closure on the Python side */
     struct stream *stream;     /* WAIT: until this stream has executed `position` pieces of work */
-    uint64_t position;
-    struct event *event;       /* *_EXTERNAL */
+    uint64_t position;         /* *_VALUE: the value */
     struct graph *graph;       /* REPLAY */
     struct task_group *group;  /* UPDATE */
     struct work *next;
@@ -71,6 +69,7 @@ void wait_until(struct stream *stream, uint64_t position);
 void wait_for_device(void);
 void execute(struct work *work);  /* with the device's lock held */
 void run_stream(struct stream *stream, uint64_t position);  /* likewise */
+bool run_to_write_of(const void *word);                     /* likewise; whether some stream writes it */
 void leave_capture(struct graph *graph);
 void lock_queues(void);
 void unlock_queues(void);
@@ -85,10 +84,9 @@ bool copies_on_device_are_skipped(void);
 void copy_now(const struct work *work);
 void poison_target(const struct work *work);
 
-/* ---- events.c ---- */
-void set_external(struct event *event);
-void wait_external(struct event *event);
-void reset_external(struct event *event);
+/* ---- values.c ---- */
+void write_value(const struct work *work);
+void wait_value(const struct work *work);
 
 /* ---- graphs.c ---- */
 void capture(struct stream *stream, struct work work);

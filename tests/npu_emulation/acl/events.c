@@ -1,4 +1,4 @@
-/* Events: a place in a stream's work. External ones are flags that captured graphs wait for and reset. */
+/* Events: places in a stream's work, which the host and other streams wait for. */
 #include "emulation.h"
 
 struct event {
@@ -6,7 +6,6 @@ struct event {
     uint64_t position;      /* pieces of that stream's work before it */
     struct graph *capture;  /* the graph in which it was recorded, or NULL */
     int num_queries;
-    bool is_external, is_set;
 };
 
 static bool is_complete(const struct event *event) {
@@ -15,9 +14,7 @@ static bool is_complete(const struct event *event) {
 }
 
 aclError aclrtCreateEventExWithFlag(aclrtEvent *handle, uint32_t flag) {
-    struct event *event = calloc(1, sizeof *event);
-    event->is_external = flag & ACL_EVENT_EXTERNAL;
-    *handle = event;
+    *handle = calloc(1, sizeof(struct event));
     return ACL_SUCCESS;
 }
 aclError aclrtCreateEventWithFlag(aclrtEvent *handle, uint32_t flag) {
@@ -25,10 +22,9 @@ aclError aclrtCreateEventWithFlag(aclrtEvent *handle, uint32_t flag) {
 }
 aclError aclrtCreateEvent(aclrtEvent *handle) { return aclrtCreateEventExWithFlag(handle, 0); }
 
-/* Waits hold the place, not the event; graphs hold external ones. */
+/* Waits hold the place, not the event. */
 aclError aclrtDestroyEvent(aclrtEvent handle) {
-    struct event *event = handle;
-    if (!event->is_external) free(event);
+    free(handle);
     return ACL_SUCCESS;
 }
 
@@ -37,11 +33,6 @@ aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
     struct stream *stream = stream_of(stream_handle);
     event->num_queries = 0;
     event->capture = stream->capture;
-    if (event->is_external) {
-        struct work work = new_work(SET_EXTERNAL);
-        work.event = event;
-        issue(stream, work);
-    }
     event->stream = event->capture ? NULL : stream;
     event->position = stream->issued;
     return ACL_SUCCESS;
@@ -50,26 +41,12 @@ aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
 aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
     struct event *event = handle;
     struct stream *stream = stream_of(stream_handle);
-    if (event->is_external) {
-        struct work work = new_work(WAIT_EXTERNAL);
-        work.event = event;
-        issue(stream, work);
-    } else if (event->capture) {
+    if (event->capture) {
         stream->capture = event->capture;  /* the stream joins the capture */
     } else if (!is_complete(event) && event->stream != stream) {
         struct work work = new_work(WAIT);
         work.stream = event->stream, work.position = event->position;
         issue(stream, work);
-    }
-    return ACL_SUCCESS;
-}
-
-aclError aclrtResetEvent(aclrtEvent handle, aclrtStream stream_handle) {
-    struct event *event = handle;
-    if (event->is_external) {
-        struct work work = new_work(RESET_EXTERNAL);
-        work.event = event;
-        issue(stream_of(stream_handle), work);
     }
     return ACL_SUCCESS;
 }
@@ -106,16 +83,4 @@ aclError aclrtQueryEventWaitStatus(aclrtEvent handle, aclrtEventWaitStatus *stat
 aclError aclrtEventElapsedTime(float *milliseconds, aclrtEvent start, aclrtEvent end) {
     *milliseconds = 0;
     return ACL_SUCCESS;
-}
-
-void set_external(struct event *event) { event->is_set = true; }
-void reset_external(struct event *event) { event->is_set = false; }
-
-void wait_external(struct event *event) {
-    if (!event->is_set && event->stream) run_stream(event->stream, event->position);
-    if (!event->is_set) {
-        fail("a replayed graph waits for an external event that nothing has recorded since it was reset: "
-             "on a device it would hang; call NPUGraph.update before each replay and wait for the replay "
-             "before the next update.");
-    }
 }

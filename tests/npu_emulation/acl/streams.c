@@ -63,9 +63,8 @@ void execute(struct work *work) {
     case FILL: memset(work->target, work->value, work->num_bytes); break;
     case CALL: run_call(work->call, CALL_ONCE); break;
     case WAIT: run_stream(work->stream, work->position); break;
-    case SET_EXTERNAL: set_external(work->event); break;
-    case WAIT_EXTERNAL: wait_external(work->event); break;
-    case RESET_EXTERNAL: reset_external(work->event); break;
+    case WRITE_VALUE: write_value(work); break;
+    case WAIT_VALUE: wait_value(work); break;
     case REPLAY: replay(work->graph); break;
     case UPDATE: apply_update(work->group); break;
     }
@@ -84,6 +83,23 @@ void run_stream(struct stream *stream, uint64_t position) {
         __atomic_add_fetch(&stream->executed, 1, __ATOMIC_ACQ_REL);
         __atomic_sub_fetch(&num_pending, 1, __ATOMIC_ACQ_REL);
     }
+}
+
+bool run_to_write_of(const void *word) {
+    struct stream *writer = NULL;
+    uint64_t position = 0;
+    lock_queues();
+    for (struct stream *stream = all_streams; stream && !writer; stream = stream->next) {
+        uint64_t queued = 0, found = 0;
+        for (struct work *work = stream->head; work; work = work->next) {
+            queued++;
+            if (!found && work->kind == WRITE_VALUE && work->target == word) found = queued;
+        }
+        if (found) writer = stream, position = stream->issued - queued + found;
+    }
+    unlock_queues();
+    if (writer) run_stream(writer, position);
+    return writer != NULL;
 }
 
 /* Work may be a Python closure, which needs the interpreter's lock; who waits must not hold it. Python's

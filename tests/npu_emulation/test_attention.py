@@ -1,0 +1,283 @@
+"""Fused attention on the emulated NPU is softmax(scale q k^T + mask) v, against loops in float64.
+
+Every layout, page form and mask that serving uses, called through the real torch_npu; mistakes put
+into the definition are caught.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch_npu
+
+from npu_emulation.goldens import attention
+
+HEADS, KV_HEADS, WIDTH, BLOCK = 4, 2, 16, 128
+SCALE = WIDTH**-0.5
+KV_LENGTHS = [5, 130, 257]  # within a page, over one, over two
+
+
+def oracle_row(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: int):
+    """One query head [D] over the first `visible` keys [L, D]: (result, log-sum-exp) in float64."""
+    scores = [float(query.double() @ keys[j].double()) * SCALE for j in range(visible)]
+    peak = max(scores)
+    weights = [math.exp(score - peak) for score in scores]
+    result = sum(weight * values[j].double() for j, weight in enumerate(weights))
+    return result / sum(weights), peak + math.log(sum(weights))
+
+
+@dataclass
+class Requests:
+    """Each request's queries [S, N, D] and keys and values [L, KV_N, D], of the host."""
+
+    queries: list[torch.Tensor]
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+    @classmethod
+    def random(cls, rows: list[int], kv_lengths: list[int], value_width: int = WIDTH) -> Requests:
+        return cls(
+            [torch.randn(num_rows, HEADS, WIDTH) for num_rows in rows],
+            [torch.randn(length, KV_HEADS, WIDTH) for length in kv_lengths],
+            [torch.randn(length, KV_HEADS, value_width) for length in kv_lengths],
+        )
+
+    def oracle(self, causal: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Row i of S sees keys up to L - S + i, or all: results [S, N, D], lse [S, N, 1]."""
+        results, lses = [], []
+        for query, keys, values in zip(self.queries, self.keys, self.values, strict=True):
+            (rows, heads, _), length = query.shape, keys.shape[0]
+            result = torch.empty(rows, heads, values.shape[-1], dtype=torch.float64)
+            lse = torch.empty(rows, heads, 1, dtype=torch.float64)
+            for i in range(rows):
+                visible = length - rows + i + 1 if causal else length
+                for head in range(heads):
+                    kv = head * KV_HEADS // HEADS
+                    result[i, head], lse[i, head] = oracle_row(
+                        query[i, head], keys[:, kv], values[:, kv], visible
+                    )
+            results.append(result.float())
+            lses.append(lse.float())
+        return results, lses
+
+    def paged(self, form: str) -> dict[str, torch.Tensor]:
+        """Keys and values in shuffled pages, and the block table; unused places hold garbage."""
+        counts = [-(-len(keys) // BLOCK) for keys in self.keys]
+        blocks = torch.randperm(sum(counts) + 2)[: sum(counts)].split(counts)
+        table = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+        caches = []
+        for tensors in (self.keys, self.values):
+            cache = torch.full((sum(counts) + 2, BLOCK, *tensors[0].shape[1:]), 1e3)
+            for request, rows in enumerate(tensors):
+                table[request, : counts[request]] = blocks[request]
+                for block, part in zip(blocks[request], rows.split(BLOCK), strict=True):
+                    cache[block, : len(part)] = part
+            if form == "BnBsH":
+                cache = cache.flatten(2)
+            elif form == "BnNBsD":
+                cache = cache.transpose(1, 2).contiguous()
+            caches.append(cache.to("npu"))
+        return {"key": caches[0], "value": caches[1], "block_table": table.to("npu")}
+
+
+def triangle() -> torch.Tensor:
+    return torch.ones(2048, 2048, dtype=torch.bool).triu(1).to("npu")
+
+
+def cumulative(lengths: list[int]) -> list[int]:
+    return torch.tensor(lengths).cumsum(0).tolist()
+
+
+def attend(query: torch.Tensor, **arguments) -> tuple[torch.Tensor, torch.Tensor]:
+    heads = {"num_heads": HEADS, "num_key_value_heads": KV_HEADS, "scale": SCALE}
+    result, lse = torch_npu.npu_fused_infer_attention_score(
+        query.to("npu"), arguments.pop("key"), arguments.pop("value"), **heads | arguments
+    )
+    return result.cpu(), lse.cpu()
+
+
+def check_decode(layout: str, form: str) -> None:
+    """One row per request, no mask."""
+    requests = Requests.random([1] * len(KV_LENGTHS), KV_LENGTHS)
+    wanted = torch.stack(requests.oracle(causal=False)[0])
+    query = torch.stack(requests.queries)
+    if layout == "BSH":
+        query, wanted = query.flatten(2), wanted.flatten(2)
+    elif layout == "BNSD":
+        query, wanted = query.transpose(1, 2).contiguous(), wanted.transpose(1, 2)
+    paged = requests.paged(form)
+    result, _ = attend(
+        query,
+        input_layout=layout,
+        block_size=BLOCK,
+        actual_seq_lengths_kv=KV_LENGTHS,
+        **paged,
+    )
+    torch.testing.assert_close(result, wanted)
+
+
+def check_verify(rows: list[int], form: str = "BnBsH") -> None:
+    """Several rows per request behind what is cached, causal; and the log-sum-exp."""
+    requests = Requests.random(rows, KV_LENGTHS)
+    wanted, wanted_lse = requests.oracle(causal=True)
+    result, lse = attend(
+        torch.cat(requests.queries),
+        input_layout="TND",
+        block_size=BLOCK,
+        sparse_mode=3,
+        atten_mask=triangle(),
+        actual_seq_lengths=cumulative(rows),
+        actual_seq_lengths_kv=KV_LENGTHS,
+        softmax_lse_flag=True,
+        **requests.paged(form),
+    )
+    torch.testing.assert_close(result, torch.cat(wanted))
+    torch.testing.assert_close(lse, torch.cat(wanted_lse))
+
+
+@pytest.mark.parametrize("layout", ["BSH", "BSND", "BNSD"])
+@pytest.mark.parametrize("form", ["BnBsH", "BnBsND", "BnNBsD"])
+def test_decode_over_pages_attends_to_each_request_s_keys(numerics, layout, form):
+    check_decode(layout, form)
+
+
+@pytest.mark.parametrize("rows", [[4, 4, 4], [1, 3, 2]])
+@pytest.mark.parametrize("form", ["BnBsH", "BnNBsD"])
+def test_verify_over_pages_is_causal_from_the_right(numerics, rows, form):
+    check_verify(rows, form)
+
+
+def test_a_prefill_without_pages_has_cumulative_lengths_on_both_sides(numerics):
+    lengths = [3, 7]
+    requests = Requests.random(lengths, lengths, value_width=8)
+    result, _ = attend(
+        torch.cat(requests.queries),
+        key=torch.cat(requests.keys).to("npu"),
+        value=torch.cat(requests.values).to("npu"),
+        input_layout="TND",
+        sparse_mode=3,
+        atten_mask=triangle(),
+        actual_seq_lengths=cumulative(lengths),
+        actual_seq_lengths_kv=cumulative(lengths),
+    )
+    torch.testing.assert_close(result, torch.cat(requests.oracle(causal=True)[0]))
+
+
+def test_a_mask_of_one_s_own_hides_what_it_marks(numerics):
+    requests = Requests.random([6], [6])
+    mask = torch.ones(6, 6, dtype=torch.bool).triu(1)
+    result, lse = attend(
+        requests.queries[0][None],
+        key=requests.keys[0][None].to("npu"),
+        value=requests.values[0][None].to("npu"),
+        input_layout="BSND",
+        atten_mask=mask.to("npu"),
+        softmax_lse_flag=True,
+    )
+    wanted, wanted_lse = requests.oracle(causal=True)
+    torch.testing.assert_close(result[0], wanted[0])
+    torch.testing.assert_close(lse[0], wanted_lse[0].transpose(0, 1))
+
+
+def check_mla(rows: list[int]) -> None:
+    """Latent keys that are the values too, one head of them, and rotary operands beside them."""
+    rope_width = 8
+    latents = [torch.randn(length, 1, WIDTH) for length in KV_LENGTHS]
+    ropes = [torch.randn(length, 1, rope_width) for length in KV_LENGTHS]
+    queries = [torch.randn(count, HEADS, WIDTH + rope_width) for count in rows]
+    joined = [torch.cat(pair, -1) for pair in zip(latents, ropes, strict=True)]
+    wanted = []
+    for query, keys, values in zip(queries, joined, latents, strict=True):
+        for i in range(len(query)):
+            visible = len(keys) - len(query) + i + 1
+            for head in range(HEADS):
+                row = oracle_row(query[i, head], keys[:, 0], values[:, 0], visible)[0]
+                wanted.append(row.float())
+    paged = Requests(queries, latents, ropes).paged("BnNBsD")
+    flat = torch.cat(queries)
+    result, _ = attend(
+        flat[..., :WIDTH].contiguous(),
+        key=paged["key"],
+        value=paged["key"],
+        query_rope=flat[..., WIDTH:].contiguous().to("npu"),
+        key_rope=paged["value"],
+        num_key_value_heads=1,
+        input_layout="TND",
+        block_size=BLOCK,
+        block_table=paged["block_table"],
+        sparse_mode=3,
+        atten_mask=triangle(),
+        actual_seq_lengths=cumulative(rows),
+        actual_seq_lengths_kv=KV_LENGTHS,
+    )
+    torch.testing.assert_close(result, torch.stack(wanted).view_as(result))
+
+
+def test_latent_attention_adds_the_rotary_scores(numerics):
+    check_mla([4, 4, 4])
+
+
+def test_the_second_version_is_the_first_under_other_names(numerics):
+    requests = Requests.random([2, 2, 2], KV_LENGTHS)
+    paged = requests.paged("BnBsH")
+    result, _ = torch_npu.npu_fused_infer_attention_score_v2(
+        torch.cat(requests.queries).to("npu"),
+        paged["key"],
+        paged["value"],
+        block_table=paged["block_table"],
+        block_size=BLOCK,
+        num_query_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        softmax_scale=SCALE,
+        input_layout="TND",
+        sparse_mode=3,
+        atten_mask=triangle(),
+        actual_seq_qlen=[2, 4, 6],
+        actual_seq_kvlen=KV_LENGTHS,
+    )
+    torch.testing.assert_close(result.cpu(), torch.cat(requests.oracle(causal=True)[0]))
+
+
+def test_a_causal_mask_of_the_wrong_sense_is_refused(numerics):
+    requests = Requests.random([2, 2, 2], KV_LENGTHS)
+    attend_wrongly = {
+        "input_layout": "TND",
+        "block_size": BLOCK,
+        "sparse_mode": 3,
+        "atten_mask": ~triangle(),
+        "actual_seq_lengths": [2, 4, 6],
+        "actual_seq_lengths_kv": KV_LENGTHS,
+    }
+    with pytest.raises(NotImplementedError, match="takes the upper triangle"):
+        attend(torch.cat(requests.queries), **attend_wrongly, **requests.paged("BnBsH"))
+
+
+def a_mask_one_further(sparse_mode, mask, request, num_rows, num_keys):
+    return torch.ones(num_rows, num_keys, dtype=torch.bool).triu(num_keys - num_rows + 2)
+
+
+def a_mask_from_the_left(sparse_mode, mask, request, num_rows, num_keys):
+    return torch.ones(num_rows, num_keys, dtype=torch.bool).triu(1)
+
+
+@pytest.mark.parametrize("mistake", [a_mask_one_further, a_mask_from_the_left])
+def test_a_wrong_causal_mask_is_caught(numerics, monkeypatch, mistake):
+    monkeypatch.setattr(attention, "hidden", mistake)
+    for check in (check_verify, check_mla):
+        with pytest.raises(AssertionError):
+            check([4, 4, 4])
+
+
+def test_pages_of_another_request_are_caught(numerics, monkeypatch):
+    rows_of = attention.Pages.rows
+    swapped = {0: 1, 1: 0, 2: 2}
+
+    def rows(self, cache, request, length, num_heads):
+        return rows_of(self, cache, swapped[request], length, num_heads)
+
+    monkeypatch.setattr(attention.Pages, "rows", rows)
+    with pytest.raises(AssertionError):
+        check_decode("BSND", "BnBsH")
