@@ -1,0 +1,70 @@
+"""What this package says that torch_npu demands is what torch_npu says, and its calls keep to it:
+each call site, on each SoC, under the real schemas and Meta kernels.
+"""
+
+from __future__ import annotations
+
+import ast
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+import torch_npu
+from npu_calls import GOOD
+
+from sglang_ascend.ops.npu import DEMANDS, CheckedCalls
+
+ROOT = Path(__file__).parents[2]
+DOCS = (Path(torch_npu.__file__).parent / "_op_plugin_docs.py").read_text(encoding="utf-8")
+GOOD_CALLS = [(name, kind) for name, kinds in GOOD.items() for kind in kinds]
+# torch_npu's own Meta kernel asks for k, which its schema leaves out.
+WITHOUT_META = {("npu_top_k_top_p", "p alone")}
+# The number by which torch_npu's own Meta kernels know the SoCs.
+SOCS = {"Ascend910B3": 223, "Ascend910_9392": 253, "Ascend950PR_9599": 260}
+
+
+def call_sites(folder: Path) -> dict[str, list[str]]:
+    """torch.ops.npu.NAME and torch_npu.NAME that are called anywhere in the package."""
+    sites: dict[str, list[str]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                owner = ast.unparse(node.func.value)
+                if owner in ("torch.ops.npu", "torch_npu"):
+                    sites.setdefault(node.func.attr, []).append(f"{path.name}:{node.lineno}")
+    return sites
+
+
+@pytest.mark.parametrize("name", DEMANDS)
+def test_the_schema_is_the_installed_one(name):
+    packet = getattr(torch.ops.npu, name)
+    assert DEMANDS[name].schema == str(packet.default._schema)
+
+
+@pytest.mark.parametrize("name", DEMANDS)
+def test_every_rule_quotes_the_line_that_it_names(name):
+    lines = DOCS.split("\n")
+    for rule in DEMANDS[name].rules:
+        assert not rule.line or rule.quote in lines[rule.line - 1], rule
+
+
+def test_every_operator_that_is_called_has_its_demands():
+    sites = call_sites(ROOT / "sglang_ascend")
+    assert sites
+    assert {name: where for name, where in sites.items() if name not in DEMANDS} == {}
+
+
+def test_a_call_without_demands_would_be_found(tmp_path):
+    (tmp_path / "body.py").write_text("def f(x):\n    return torch.ops.npu.npu_gelu(x)\n")
+    assert call_sites(tmp_path) == {"npu_gelu": ["body.py:2"]}
+
+
+@pytest.mark.parametrize("soc", SOCS)
+@pytest.mark.parametrize(("name", "kind"), GOOD_CALLS)
+def test_a_documented_call_passes_the_meta_kernel(name, kind, soc, monkeypatch):
+    registrations = torch_npu.op_plugin.meta._meta_registrations
+    monkeypatch.setattr(registrations, "get_soc_version", lambda: SOCS[soc], raising=False)
+    fails = pytest.raises(TypeError, match="'k'") if (name, kind) in WITHOUT_META else nullcontext()
+    with CheckedCalls(), fails:
+        getattr(torch.ops.npu, name)(**GOOD[name][kind])
