@@ -6,6 +6,7 @@ Distributions are enumerated with exact fractions over a tiny vocabulary, never 
 
 from dataclasses import replace
 from fractions import Fraction
+from functools import cache
 from itertools import product
 
 import pytest
@@ -117,26 +118,48 @@ def test_the_tail_follows_the_last_kept_token(num_steps):
             assert tail.kv_lens[j, request] == position + 1
 
 
+@cache
+def accept_lens_of_all_pairs(body, num_steps: int) -> dict:
+    """Kept tokens of every (sampled, drafted) pair of three tokens, verified as one batch."""
+    pairs = list(
+        product(product(VOCABULARY, repeat=num_steps + 1), product(VOCABULARY, repeat=num_steps))
+    )
+    sampled = torch.tensor([pair[0] for pair in pairs])
+    drafted = torch.tensor([pair[1] for pair in pairs])
+    accept_lens = body(sampled, drafted)
+    assert accept_lens.dtype == torch.int32
+    return dict(zip(pairs, accept_lens.tolist(), strict=True))
+
+
 def verify(sampled: tuple[int, ...], drafted: tuple[int, ...]) -> tuple[int, ...]:
     """The tokens that one request emits."""
-    (accept_len,) = chain.verify_chain(torch.tensor([sampled]), torch.tensor([drafted])).tolist()
-    return sampled[:accept_len]
+    accept_lens = accept_lens_of_all_pairs(chain.verify_chain, len(drafted))
+    return sampled[: accept_lens[sampled, drafted]]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3])
 def test_every_small_chain_keeps_its_longest_agreed_prefix_and_one_more(num_steps):
-    """Brute force over all (sampled, drafted) pairs of three tokens, as one batch."""
-    pairs = list(product(product(VOCABULARY, repeat=num_steps + 1), repeat=2))
-    pairs = sorted({(sampled, drafted[:num_steps]) for sampled, drafted in pairs})
-    sampled = torch.tensor([pair[0] for pair in pairs])
-    drafted = torch.tensor([pair[1] for pair in pairs])
-    accept_lens = chain.verify_chain(sampled, drafted)
-    assert accept_lens.dtype == torch.int32
-    for request, (rows, chain_tokens) in enumerate(pairs):
+    """Brute force over all (sampled, drafted) pairs."""
+    for (sampled, drafted), accept_len in accept_lens_of_all_pairs(
+        chain.verify_chain, num_steps
+    ).items():
         agreed = 0
-        while agreed < num_steps and rows[agreed] == chain_tokens[agreed]:
+        while agreed < num_steps and sampled[agreed] == drafted[agreed]:
             agreed += 1
-        assert accept_lens[request] == agreed + 1
+        assert accept_len == agreed + 1
+
+
+@pytest.mark.parametrize("num_steps", [1, 3, 15])
+def test_rows_may_lie_apart_and_a_chain_may_be_long(num_steps):
+    """Both are windows of wider tensors, as the sampler and the draft leave them."""
+    generator = torch.Generator().manual_seed(num_steps)
+    sampled = torch.randint(7, (40, num_steps + 3), generator=generator)[:, 1 : num_steps + 2]
+    drafted = torch.full((40, num_steps + 2), -1)[:, 1 : num_steps + 1]
+    agreed = [request % (num_steps + 1) for request in range(40)]
+    for request, length in enumerate(agreed):
+        drafted[request, :length] = sampled[request, :length]
+    accept_lens = chain.verify_chain(sampled, drafted)
+    assert accept_lens.tolist() == [length + 1 for length in agreed]
 
 
 def test_an_empty_batch_has_nothing_to_verify():

@@ -6,7 +6,11 @@ import torch
 from sglang_ascend.ops import attention, chain, linear, sampling, slots
 from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
 
-ON_CUDA = {"chain.prepare_step": "triton"}
+ON_CUDA = {
+    "chain.place_tail": "triton",
+    "chain.prepare_step": "triton",
+    "chain.verify_chain": "triton",
+}
 ON_CPU = {
     "attention.paged_gqa": "numba",
     "chain.place_tail": "numba",

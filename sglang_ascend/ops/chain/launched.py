@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from sglang_ascend.ops.chain.reference import StepInputs
+from sglang_ascend.ops.chain.reference import StepInputs, TailInputs
 
 BLOCK = 1024
+# Per program: K tokens of one request would leave a vector unit idle.
+VERIFIED_REQUESTS = 32
 
 
-def is_available() -> bool:
-    return find_spec("triton") is not None
+def window_of(num_tokens: int) -> int:
+    """The power of two that a vector of ``num_tokens`` is padded to."""
+    return 1 << max(0, num_tokens - 1).bit_length()
 
 
 def prepare_step(
@@ -39,7 +41,7 @@ def prepare_step(
     )
     constants: dict[str, Any] = {
         "NUM_STEPS": num_steps,
-        "WINDOW": 1 << (2 * num_steps - 1).bit_length(),
+        "WINDOW": window_of(2 * num_steps),
         "BLOCK": BLOCK,
     }
     if batch_size:
@@ -59,7 +61,7 @@ def prepare_step(
     return inputs
 
 
-def accepts(
+def accepts_prepare_step(
     seq_lens: torch.Tensor,
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
@@ -68,3 +70,72 @@ def accepts(
 ) -> bool:
     """Contiguous slot lists; the kernel adds to raw pointers."""
     return req_to_token.stride(1) == 1 and seq_lens.is_contiguous()
+
+
+def verify_chain(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
+    from sglang_ascend.ops.chain import triton_kernels
+
+    batch_size, num_steps = draft_tokens.shape
+    accept_lens = torch.empty(batch_size, dtype=torch.int32, device=sampled.device)
+    constants: dict[str, Any] = {
+        "NUM_STEPS": num_steps,
+        "WINDOW": window_of(num_steps),
+        "REQUESTS": VERIFIED_REQUESTS,
+    }
+    if batch_size:
+        triton_kernels.verify_chain[(-(-batch_size // VERIFIED_REQUESTS),)](
+            sampled,
+            draft_tokens,
+            accept_lens,
+            sampled.stride(0),
+            draft_tokens.stride(0),
+            batch_size,
+            **constants,
+        )
+    return accept_lens
+
+
+def accepts_verify_chain(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> bool:
+    """Rows whose tokens lie one behind another, at any distance between rows."""
+    return sampled.stride(1) == 1 and draft_tokens.stride(1) == 1
+
+
+def place_tail(
+    new_seq_lens: torch.Tensor,
+    accept_lens: torch.Tensor,
+    slots: torch.Tensor,
+    offsets: torch.Tensor,
+) -> TailInputs:
+    from sglang_ascend.ops.chain import triton_kernels
+
+    num_tails, batch_size = len(offsets), len(new_seq_lens)
+    tail = TailInputs(
+        *(
+            torch.empty(num_tails, batch_size, dtype=torch.int64, device=slots.device)
+            for _ in range(3)
+        )
+    )
+    constants: dict[str, Any] = {"NUM_TAILS": num_tails, "WINDOW": window_of(num_tails)}
+    if num_tails and batch_size:
+        triton_kernels.place_tail[(batch_size,)](
+            new_seq_lens,
+            accept_lens,
+            slots,
+            tail.positions,
+            tail.slots,
+            tail.kv_lens,
+            batch_size,
+            slots.shape[1],
+            **constants,
+        )
+    return tail
+
+
+def accepts_place_tail(
+    new_seq_lens: torch.Tensor,
+    accept_lens: torch.Tensor,
+    slots: torch.Tensor,
+    offsets: torch.Tensor,
+) -> bool:
+    """Contiguous lengths and slots; the kernel adds to raw pointers."""
+    return all(tensor.is_contiguous() for tensor in (new_seq_lens, accept_lens, slots))

@@ -1,4 +1,4 @@
-"""Step preparation as one Triton launch; plain pointers, as triton-ascend takes them too."""
+"""The chain operators in Triton, one launch each; plain pointers, as triton-ascend takes them."""
 
 from __future__ import annotations
 
@@ -41,3 +41,50 @@ def prepare_step(
         offsets = start + tl.arange(0, BLOCK)
         inside = offsets < max_kv_len
         tl.store(row + offsets, tl.load(listed + offsets, mask=inside).to(tl.int64), mask=inside)
+
+
+@triton.jit
+def verify_chain(
+    sampled,
+    draft_tokens,
+    accept_lens,
+    sampled_stride,
+    draft_stride,
+    batch_size,
+    NUM_STEPS: tl.constexpr,
+    WINDOW: tl.constexpr,  # a power of two, at least NUM_STEPS
+    REQUESTS: tl.constexpr,
+):
+    """REQUESTS per program: the place of the first draft that the target did not draw."""
+    requests = tl.program_id(0) * REQUESTS + tl.arange(0, REQUESTS)
+    ramp = tl.arange(0, WINDOW)[None, :]
+    inside = (requests < batch_size)[:, None] & (ramp < NUM_STEPS)
+    drawn = tl.load(sampled + requests[:, None] * sampled_stride + ramp, mask=inside, other=0)
+    drafted = tl.load(draft_tokens + requests[:, None] * draft_stride + ramp, mask=inside, other=0)
+    kept = tl.where(inside & (drawn != drafted), ramp + 1, NUM_STEPS + 1)
+    tl.store(accept_lens + requests, tl.min(kept, 1), mask=requests < batch_size)
+
+
+@triton.jit
+def place_tail(
+    new_seq_lens,
+    accept_lens,
+    slots,
+    positions,
+    tail_slots,
+    kv_lens,
+    batch_size,
+    num_slots,
+    NUM_TAILS: tl.constexpr,
+    WINDOW: tl.constexpr,  # a power of two, at least NUM_TAILS
+):
+    """One program per request: its column of each of the three [NUM_TAILS, batch] outputs."""
+    request = tl.program_id(0)
+    ramp = tl.arange(0, WINDOW)
+    inside = ramp < NUM_TAILS
+    position = tl.load(new_seq_lens + request) + ramp
+    behind = slots + request * num_slots + tl.load(accept_lens + request)
+    places = ramp * batch_size + request
+    tl.store(positions + places, position, mask=inside)
+    tl.store(tail_slots + places, tl.load(behind + ramp, mask=inside, other=0), mask=inside)
+    tl.store(kv_lens + places, position + 1, mask=inside)
