@@ -7,6 +7,8 @@ from sglang_ascend.ops import attention, chain, linear, sampling, slots
 from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
 
 ON_CUDA = {
+    "attention.paged_gqa": "triton",
+    "attention.paged_mla": "triton",
     "chain.place_tail": "triton",
     "chain.prepare_step": "triton",
     "chain.verify_chain": "triton",

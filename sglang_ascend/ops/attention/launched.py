@@ -1,0 +1,271 @@
+"""Paged attention on devices with Triton: lengths and pages stay there, nothing synchronises."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+
+from sglang_ascend.ops.attention.tiles import (
+    EXCHANGE_BYTES,
+    H100,
+    MACHINES,
+    Machine,
+    Tiles,
+    choose_num_splits,
+    choose_tiles,
+    power_of_2,
+)
+
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+# Columns of the output that one program of the merge writes.
+MERGED_COLUMNS = 128
+
+
+def operand_type(dtype: torch.dtype) -> Any:
+    """Triton's name of the dtype that keys, values and weights are multiplied in: the query's."""
+    import triton.language as tl
+
+    return getattr(tl, str(dtype).removeprefix("torch."))
+
+
+def machine_of(device: torch.device) -> Machine:
+    return gpu_of(device.index) if device.type == "cuda" else MACHINES[device.type]
+
+
+@cache
+def gpu_of(index: int) -> Machine:
+    from triton.runtime import driver
+
+    active: Any = driver.active
+    limits = active.utils.get_device_properties(index)
+    return replace(
+        H100,
+        num_cores=limits["multiprocessor_count"],
+        factor_bytes=limits["max_shared_mem"] - EXCHANGE_BYTES,
+    )
+
+
+def mla_tiles(query: torch.Tensor, num_rows: int, kv_lora_rank: int) -> Tiles | None:
+    rank, rope = power_of_2(kv_lora_rank), power_of_2(query.shape[2] - kv_lora_rank)
+    widths = rank + rope, rank + rope, rank
+    return choose_tiles(machine_of(query.device), num_rows, *widths, query.element_size())
+
+
+def gqa_tiles(query: torch.Tensor, num_rows: int) -> Tiles | None:
+    dim = power_of_2(query.shape[2])
+    widths = dim, 2 * dim, dim  # a key's row and its value's are read together
+    return choose_tiles(machine_of(query.device), num_rows, *widths, query.element_size())
+
+
+class Splits:
+    """Where a launch leaves the splits' results: in the output itself when there is one split.
+
+    partial [rows, heads, num_splits, width] and masses [rows, heads, num_splits] in fp32.
+    """
+
+    def __init__(self, output: torch.Tensor, num_splits: int) -> None:
+        self.output, self.num_splits = output, num_splits
+        shape = (*output.shape[:2], num_splits)
+        self.masses = output.new_empty(shape, dtype=torch.float32)
+        self.partial = output
+        if num_splits > 1:
+            self.partial = output.new_empty(*shape, output.shape[2], dtype=torch.float32)
+
+    def merged(self) -> torch.Tensor:
+        from sglang_ascend.ops.attention import triton_kernels
+
+        if self.num_splits > 1:
+            num_rows, num_heads, width = self.output.shape
+            grid = (num_rows * num_heads, -(-width // MERGED_COLUMNS))
+            constants: dict[str, Any] = {
+                "NUM_SPLITS": self.num_splits,
+                "WIDTH": width,
+                "BLOCK_SPLITS": power_of_2(self.num_splits),
+                "BLOCK_WIDTH": MERGED_COLUMNS,
+            }
+            triton_kernels.merge_splits[grid](self.partial, self.masses, self.output, **constants)
+        return self.output
+
+
+def launch_options(
+    query: torch.Tensor, tiles: Tiles, splits: Splits, query_len: int, page_size: int
+) -> dict[str, Any]:
+    """The constants that both kernels have."""
+    return {
+        "QUERY_LEN": query_len,
+        "PAGE_SIZE": page_size,
+        "NUM_SPLITS": splits.num_splits,
+        "OPERAND": operand_type(query.dtype),
+        "BLOCK_M": tiles.block_m,
+        "BLOCK_N": tiles.block_n,
+        "num_warps": tiles.num_warps,
+        "num_stages": tiles.num_stages,
+    }
+
+
+def paged_mla(
+    query: torch.Tensor,
+    latent_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    *,
+    query_len: int,
+    page_size: int,
+    scale: float,
+    kv_lora_rank: int,
+) -> torch.Tensor:
+    """``reference.paged_mla`` of what ``accepts_mla``; what no request owns is never read.
+
+    A row that sees no key, as in the padding of a captured graph (kv_len 0), is 0.
+    """
+    from sglang_ascend.ops.attention import triton_kernels
+
+    batch_size, num_heads = len(kv_lens), query.shape[1]
+    output = query.new_empty(len(query), num_heads, kv_lora_rank)
+    if not batch_size:
+        return output
+    tiles = mla_tiles(query, query_len * num_heads, kv_lora_rank)
+    assert tiles is not None, "accepts_mla declines shapes without tiles"
+    num_blocks = -(-query_len * num_heads // tiles.block_m)
+    splits = Splits(output, num_splits_of(query, block_table, page_size, batch_size * num_blocks))
+    rope_dim = query.shape[2] - kv_lora_rank
+    constants: dict[str, Any] = {
+        "NUM_HEADS": num_heads,
+        "RANK": kv_lora_rank,
+        "ROPE_DIM": rope_dim,
+        "BLOCK_RANK": power_of_2(kv_lora_rank),
+        "BLOCK_ROPE": power_of_2(rope_dim),
+    }
+    # Blocks of rows first: those that read the same keys run side by side and share a cache.
+    triton_kernels.mla_split[(num_blocks, splits.num_splits, batch_size)](
+        query,
+        latent_cache,
+        block_table,
+        kv_lens,
+        splits.partial,
+        splits.masses,
+        scale,
+        latent_cache.stride(0),
+        block_table.stride(0),
+        **constants,
+        **launch_options(query, tiles, splits, query_len, page_size),
+    )
+    return splits.merged()
+
+
+def paged_gqa(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    *,
+    query_len: int,
+    page_size: int,
+    scale: float,
+) -> torch.Tensor:
+    """``reference.paged_gqa`` of what ``accepts_gqa``; otherwise as ``paged_mla``."""
+    from sglang_ascend.ops.attention import triton_kernels
+
+    batch_size, num_kv_heads = len(kv_lens), key_cache.shape[1]
+    output = torch.empty_like(query)
+    if not batch_size:
+        return output
+    group = query.shape[1] // num_kv_heads
+    tiles = gqa_tiles(query, query_len * group)
+    assert tiles is not None, "accepts_gqa declines shapes without tiles"
+    num_blocks, num_streams = -(-query_len * group // tiles.block_m), batch_size * num_kv_heads
+    splits = Splits(output, num_splits_of(query, block_table, page_size, num_streams * num_blocks))
+    constants: dict[str, Any] = {
+        "NUM_KV_HEADS": num_kv_heads,
+        "GROUP": group,
+        "HEAD_DIM": query.shape[2],
+        "BLOCK_DIM": power_of_2(query.shape[2]),
+    }
+    triton_kernels.gqa_split[(num_blocks, splits.num_splits, num_streams)](
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        kv_lens,
+        splits.partial,
+        splits.masses,
+        scale,
+        key_cache.stride(0),
+        value_cache.stride(0),
+        block_table.stride(0),
+        **constants,
+        **launch_options(query, tiles, splits, query_len, page_size),
+    )
+    return splits.merged()
+
+
+def num_splits_of(
+    query: torch.Tensor, block_table: torch.Tensor, page_size: int, num_programs: int
+) -> int:
+    max_kv_len = block_table.shape[1] * page_size
+    return choose_num_splits(machine_of(query.device), num_programs, max_kv_len)
+
+
+def accepts_mla(
+    query: torch.Tensor,
+    latent_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    *,
+    query_len: int,
+    page_size: int,
+    scale: float,
+    kv_lora_rank: int,
+) -> bool:
+    """Contiguous queries, unbroken latent rows at any distance, all on one device."""
+    return (
+        are_readable(query, (latent_cache,), block_table, kv_lens)
+        and mla_tiles(query, query_len * query.shape[1], kv_lora_rank) is not None
+    )
+
+
+def accepts_gqa(
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    *,
+    query_len: int,
+    page_size: int,
+    scale: float,
+) -> bool:
+    """Contiguous queries, the heads of a slot one behind another, all on one device."""
+    group = query.shape[1] // key_cache.shape[1]
+    return (
+        are_readable(query, (key_cache, value_cache), block_table, kv_lens)
+        and gqa_tiles(query, query_len * group) is not None
+    )
+
+
+def are_readable(
+    query: torch.Tensor,
+    caches: tuple[torch.Tensor, ...],
+    block_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+) -> bool:
+    """Whether the kernels' raw pointers find every element, in a dtype that they multiply."""
+    tensors = (query, *caches, block_table, kv_lens)
+    return (
+        all(tensor.device == query.device for tensor in tensors)
+        and query.is_contiguous()
+        and kv_lens.is_contiguous()
+        and block_table.stride(1) == 1
+        and query.dtype in DTYPES
+        and all(
+            cache.dtype in DTYPES
+            and cache.shape[2] == query.shape[2]
+            and cache.stride(2) == 1
+            and (cache.shape[1] == 1 or cache.stride(1) == cache.shape[2])
+            for cache in caches
+        )
+    )

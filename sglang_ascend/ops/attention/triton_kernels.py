@@ -1,0 +1,257 @@
+"""Paged attention of decode and verify in Triton; plain pointers, as triton-ascend takes them too.
+
+A split's program reads its share of the keys once, for all its query rows; a merge follows.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _span_of_split(kv_len, split, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """[first, end) of a split's keys: whole tiles, spread evenly; empty past the last tile."""
+    keys_per_split = tl.cdiv(tl.cdiv(kv_len, BLOCK_N), NUM_SPLITS) * BLOCK_N
+    first = split * keys_per_split
+    return first, tl.minimum(first + keys_per_split, kv_len)
+
+
+@triton.jit
+def _slots_of_tile(pages, start, end, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """int64 [BLOCK_N]: where the keys from ``start`` on lie in the pool."""
+    ramp = tl.arange(0, BLOCK_N)
+    if PAGE_SIZE % BLOCK_N == 0:
+        # The tile lies in one page: a scalar index and one run of slots, not a gather.
+        page = tl.load(pages + start // PAGE_SIZE).to(tl.int64)
+        slots = page * PAGE_SIZE + start % PAGE_SIZE + ramp
+    else:
+        keys = start + ramp
+        page = tl.load(pages + keys // PAGE_SIZE, mask=keys < end, other=0).to(tl.int64)
+        slots = page * PAGE_SIZE + keys % PAGE_SIZE
+    return slots
+
+
+@triton.jit
+def _num_visible(kv_len, query, QUERY_LEN: tl.constexpr):
+    """How many keys a request's query row ``query`` sees: all up to itself."""
+    return kv_len - QUERY_LEN + query + 1
+
+
+@triton.jit
+def _softmax_step(scores, highest, total):
+    """One tile of the online softmax: (weights, factor of what was summed before, both states)."""
+    new_highest = tl.maximum(highest, tl.max(scores, 1))
+    # A row that has seen no key yet has weights exp(-inf - 0) = 0, not exp(-inf + inf).
+    shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+    weights = tl.exp(scores - shift[:, None])
+    factor = tl.exp(highest - shift)
+    return weights, factor, new_highest, total * factor + tl.sum(weights, 1)
+
+
+@triton.jit
+def _store_split(
+    output,
+    masses,
+    weighted,
+    highest,
+    total,
+    rows,
+    inside,
+    split,
+    NUM_SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+):
+    """output [rows, NUM_SPLITS, WIDTH] = weighted / total, masses [rows, NUM_SPLITS] = log-sum-exp.
+
+    Of several splits one that a row sees nothing of leaves only its mass, log 0.
+    """
+    seen = total > 0
+    total = tl.maximum(total, 1.0)  # no change to a row that has seen a key: its highest weighs 1
+    result = weighted / total[:, None]
+    places = rows * NUM_SPLITS + split
+    columns = tl.arange(0, BLOCK_WIDTH)
+    if NUM_SPLITS > 1:
+        mass = highest + tl.log(total)  # -inf where nothing was seen
+        tl.store(masses + places, mass, mask=inside)
+        inside = inside & seen
+    mask = inside[:, None] & (columns < WIDTH)[None, :]
+    tl.store(output + places[:, None] * WIDTH + columns[None, :], result, mask=mask)
+
+
+@triton.jit
+def mla_split(
+    query,
+    latent_cache,
+    block_table,
+    kv_lens,
+    output,
+    masses,
+    scale,
+    slot_stride,
+    table_stride,
+    QUERY_LEN: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    ROPE_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    OPERAND: tl.constexpr,  # the dtype of the products' factors
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_RANK: tl.constexpr,
+    BLOCK_ROPE: tl.constexpr,
+):
+    """Program (rows, split, request); row r is head r % NUM_HEADS of query r // NUM_HEADS.
+
+    Each tile of the latent stream is loaded once, as key (with its rope part) and as value.
+    """
+    split, request = tl.program_id(1), tl.program_id(2)
+    local_rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = local_rows < QUERY_LEN * NUM_HEADS
+    rows = request.to(tl.int64) * (QUERY_LEN * NUM_HEADS) + local_rows
+    rank = tl.arange(0, BLOCK_RANK)[None, :]
+    rope = tl.arange(0, BLOCK_ROPE)[None, :]
+    query_rows = query + rows[:, None] * (RANK + ROPE_DIM)
+    query_rank = tl.load(query_rows + rank, mask=inside[:, None] & (rank < RANK), other=0.0)
+    query_rope = tl.load(
+        query_rows + RANK + rope, mask=inside[:, None] & (rope < ROPE_DIM), other=0.0
+    )
+    query_rank, query_rope = query_rank.to(OPERAND), query_rope.to(OPERAND)
+
+    kv_len = tl.load(kv_lens + request).to(tl.int32)
+    num_visible = _num_visible(kv_len, local_rows // NUM_HEADS, QUERY_LEN)
+    pages = block_table + request.to(tl.int64) * table_stride
+    first, end = _span_of_split(kv_len, split, NUM_SPLITS, BLOCK_N)
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    weighted = tl.zeros([BLOCK_M, BLOCK_RANK], tl.float32)
+    for start in range(first, end, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        slots = _slots_of_tile(pages, start, end, PAGE_SIZE, BLOCK_N)
+        tile = latent_cache + slots[:, None] * slot_stride
+        # What lies past the end belongs to nobody: not even its product with 0 is let in.
+        written = (keys < end)[:, None]
+        latent = tl.load(tile + rank, mask=written & (rank < RANK), other=0.0).to(OPERAND)
+        turned = tl.load(tile + RANK + rope, mask=written & (rope < ROPE_DIM), other=0.0)
+        scores = tl.dot(query_rank, tl.trans(latent), input_precision="ieee")
+        turned = tl.trans(turned.to(OPERAND))
+        scores = tl.dot(query_rope, turned, scores, input_precision="ieee")
+        visible = keys[None, :] < num_visible[:, None]
+        scores = tl.where(visible, scores * scale, float("-inf"))
+        weights, factor, highest, total = _softmax_step(scores, highest, total)
+        weighted *= factor[:, None]
+        weighted = tl.dot(weights.to(latent.dtype), latent, weighted, input_precision="ieee")
+    _store_split(
+        output,
+        masses,
+        weighted,
+        highest,
+        total,
+        rows,
+        inside,
+        split,
+        NUM_SPLITS,
+        RANK,
+        BLOCK_RANK,
+    )
+
+
+@triton.jit
+def gqa_split(
+    query,
+    key_cache,
+    value_cache,
+    block_table,
+    kv_lens,
+    output,
+    masses,
+    scale,
+    key_stride,
+    value_stride,
+    table_stride,
+    QUERY_LEN: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads of a key head
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    OPERAND: tl.constexpr,  # the dtype of the products' factors
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+):
+    """Program (rows, split, request and key head); row r is head r % GROUP of query r // GROUP."""
+    split = tl.program_id(1)
+    request, kv_head = tl.program_id(2) // NUM_KV_HEADS, tl.program_id(2) % NUM_KV_HEADS
+    local_rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = local_rows < QUERY_LEN * GROUP
+    queries = request.to(tl.int64) * QUERY_LEN + local_rows // GROUP
+    rows = (queries * NUM_KV_HEADS + kv_head) * GROUP + local_rows % GROUP
+    dim = tl.arange(0, BLOCK_DIM)[None, :]
+    mask = inside[:, None] & (dim < HEAD_DIM)
+    query_rows = tl.load(query + rows[:, None] * HEAD_DIM + dim, mask=mask, other=0.0).to(OPERAND)
+
+    kv_len = tl.load(kv_lens + request).to(tl.int32)
+    num_visible = _num_visible(kv_len, local_rows // GROUP, QUERY_LEN)
+    pages = block_table + request.to(tl.int64) * table_stride
+    first, end = _span_of_split(kv_len, split, NUM_SPLITS, BLOCK_N)
+    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    weighted = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
+    for start in range(first, end, BLOCK_N):
+        keys = start + tl.arange(0, BLOCK_N)
+        slots = _slots_of_tile(pages, start, end, PAGE_SIZE, BLOCK_N)
+        # What lies past the end belongs to nobody: not even its product with 0 is let in.
+        written = (keys < end)[:, None] & (dim < HEAD_DIM)
+        key_rows = key_cache + slots[:, None] * key_stride + kv_head * HEAD_DIM
+        key = tl.load(key_rows + dim, mask=written, other=0.0).to(OPERAND)
+        scores = tl.dot(query_rows, tl.trans(key), input_precision="ieee") * scale
+        visible = keys[None, :] < num_visible[:, None]
+        scores = tl.where(visible, scores, float("-inf"))
+        weights, factor, highest, total = _softmax_step(scores, highest, total)
+        value_rows = value_cache + slots[:, None] * value_stride + kv_head * HEAD_DIM
+        value = tl.load(value_rows + dim, mask=written, other=0.0).to(OPERAND)
+        weighted *= factor[:, None]
+        weighted = tl.dot(weights.to(value.dtype), value, weighted, input_precision="ieee")
+    _store_split(
+        output,
+        masses,
+        weighted,
+        highest,
+        total,
+        rows,
+        inside,
+        split,
+        NUM_SPLITS,
+        HEAD_DIM,
+        BLOCK_DIM,
+    )
+
+
+@triton.jit
+def merge_splits(
+    split_outputs,
+    masses,
+    output,
+    NUM_SPLITS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+):
+    """Program (row, columns): the outputs of a row's splits, weighed by the softmax of masses."""
+    row = tl.program_id(0).to(tl.int64)
+    splits = tl.arange(0, BLOCK_SPLITS)
+    columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    mass = tl.load(
+        masses + row * NUM_SPLITS + splits, mask=splits < NUM_SPLITS, other=float("-inf")
+    )
+    highest = tl.max(mass, 0)
+    weights = tl.exp(mass - tl.where(highest == float("-inf"), 0.0, highest))
+    total = tl.maximum(tl.sum(weights, 0), 1.0)  # the highest mass has weight 1, if there is one
+    seen = (mass > float("-inf"))[:, None] & (columns < WIDTH)[None, :]
+    places = (row * NUM_SPLITS + splits)[:, None] * WIDTH + columns[None, :]
+    outputs = tl.load(split_outputs + places, mask=seen, other=0.0)
+    merged = tl.sum(outputs * weights[:, None], 0) / total
+    tl.store(output + row * WIDTH + columns, merged, mask=columns < WIDTH)

@@ -1,0 +1,200 @@
+"""Tiles stay within a machine's near memory, splits fill its cores, and what the kernels cannot
+read goes to the reference; none of it asks the device for a length."""
+
+from dataclasses import replace
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from sglang_ascend.ops.attention import launched, reference
+from sglang_ascend.ops.attention.tiles import (
+    ASCEND,
+    H100,
+    MIN_BLOCK,
+    choose_num_splits,
+    choose_tiles,
+)
+
+DEEPSEEK = {"query_width": 576, "key_width": 576, "sum_width": 512}
+HEAD_128 = {"query_width": 128, "key_width": 256, "sum_width": 128}
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_rows", "widths", "element_size", "blocks"),
+    [
+        (H100, 16, DEEPSEEK, 2, (16, 32)),
+        (H100, 64, DEEPSEEK, 2, (64, 32)),
+        (H100, 512, DEEPSEEK, 2, (64, 32)),
+        (H100, 64, DEEPSEEK, 4, (32, 16)),
+        (replace(H100, factor_bytes=147 << 10), 64, DEEPSEEK, 2, (64, 16)),  # as an A100's
+        (replace(H100, factor_bytes=83 << 10), 64, DEEPSEEK, 2, (16, 16)),  # a workstation's
+        (H100, 32, HEAD_128, 2, (32, 64)),
+        (ASCEND, 16, DEEPSEEK, 2, (16, 128)),
+        (ASCEND, 512, DEEPSEEK, 2, (16, 128)),
+        (ASCEND, 64, DEEPSEEK, 4, (16, 64)),
+        (ASCEND, 32, HEAD_128, 2, (32, 128)),
+    ],
+)
+def test_the_tiles_of_real_models_are_those_of_the_arithmetic(
+    machine, num_rows, widths, element_size, blocks
+):
+    tiles = choose_tiles(machine, num_rows, **widths, element_size=element_size)
+    assert (tiles.block_m, tiles.block_n) == blocks
+
+
+@pytest.mark.parametrize("machine", [H100, ASCEND], ids=["h100", "ascend"])
+@pytest.mark.parametrize("element_size", [2, 4])
+def test_no_tile_exceeds_its_machine(machine, element_size):
+    for width in (16, 64, 128, 256, 512, 1024, 2048):
+        for num_rows in (1, 16, 48, 512):
+            tiles = choose_tiles(machine, num_rows, width, 2 * width, width, element_size)
+            if tiles is None:
+                assert width > 256, "grouped heads of up to 256 fit everywhere"
+                continue
+            in_flight = tiles.block_m + 2 * machine.tiles_in_flight * tiles.block_n
+            assert element_size * width * in_flight <= machine.factor_bytes
+            assert 4 * tiles.block_m * width <= machine.sum_bytes
+            assert min(tiles.block_m, tiles.block_n) >= MIN_BLOCK
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_programs", "max_kv_len", "num_splits"),
+    [
+        (H100, 16, 8192, 8),  # 16 requests, H = 16: 128 of 132 SMs
+        (H100, 128, 8192, 1),  # 16 requests, H = 128: eight blocks of rows each
+        (H100, 1, 8192, 64),
+        (H100, 1, 1024, 8),  # no split is shorter than 128 keys
+        (H100, 1, 1, 1),
+        (H100, 1000, 8192, 1),
+        (ASCEND, 4, 8192, 5),
+    ],
+)
+def test_splits_fill_the_cores_and_no_more(machine, num_programs, max_kv_len, num_splits):
+    assert choose_num_splits(machine, num_programs, max_kv_len) == num_splits
+
+
+def mla_call(**changes):
+    call = {
+        "query": torch.zeros(8, 3, 120),
+        "latent_cache": torch.zeros(64, 1, 120),
+        "block_table": torch.zeros(2, 4, dtype=torch.int64),
+        "kv_lens": torch.tensor([20, 30]),
+    }
+    sizes = {"query_len": 4, "page_size": 16, "scale": 1.0, "kv_lora_rank": 88}
+    return {**call, **sizes, **changes}
+
+
+def gqa_call(**changes):
+    call = {
+        "query": torch.zeros(8, 6, 40),
+        "key_cache": torch.zeros(64, 3, 40),
+        "value_cache": torch.zeros(64, 3, 40),
+        "block_table": torch.zeros(2, 4, dtype=torch.int64),
+        "kv_lens": torch.tensor([20, 30]),
+    }
+    return {**call, "query_len": 4, "page_size": 16, "scale": 1.0, **changes}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"query": torch.zeros(8, 3, 120, dtype=torch.bfloat16)},
+        {"latent_cache": torch.zeros(64, 1, 200, dtype=torch.float16)[..., :120]},
+        {"block_table": torch.zeros(2, 9, dtype=torch.int32)[:, :4]},
+        {"kv_lens": torch.tensor([20, 30], dtype=torch.int32)},
+        {"page_size": 1},
+    ],
+)
+def test_mla_takes_what_its_pointers_can_read(changes):
+    assert launched.accepts_mla(**mla_call(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"query": torch.zeros(3, 8, 120).transpose(0, 1)},
+        {"query": torch.zeros(8, 3, 120, dtype=torch.float64)},
+        {"latent_cache": torch.zeros(64, 1, 120, dtype=torch.float8_e4m3fn)},
+        {"latent_cache": torch.zeros(64, 1, 240)[..., ::2]},
+        {"block_table": torch.zeros(4, 2, dtype=torch.int64).t()},
+        {"kv_lens": torch.zeros(4, dtype=torch.int64)[::2]},
+        {"kv_lens": torch.empty(2, dtype=torch.int64, device="meta")},
+        {"query": torch.zeros(8, 3, 8064), "latent_cache": torch.zeros(4, 1, 8064)},
+    ],
+)
+def test_mla_declines_what_they_cannot(changes):
+    call = mla_call(**changes)
+    assert not launched.accepts_mla(**call | {"kv_lora_rank": call["query"].shape[2] - 32})
+
+
+def test_gqa_takes_heads_one_behind_another_and_declines_others():
+    wide, apart = torch.zeros(64, 2, 3, 40), torch.zeros(64, 6, 40)
+    assert launched.accepts_gqa(**gqa_call())
+    assert launched.accepts_gqa(**gqa_call(key_cache=wide[:, 0], value_cache=wide[:, 1]))
+    assert not launched.accepts_gqa(**gqa_call(key_cache=apart[:, ::2]))
+    assert not launched.accepts_gqa(**gqa_call(value_cache=torch.zeros(3, 64, 40).transpose(0, 1)))
+    assert not launched.accepts_gqa(**gqa_call(value_cache=torch.zeros(64, 3, 40).to(torch.int8)))
+
+
+class Recorder:
+    """Stands where a kernel does, and keeps the grid of each launch."""
+
+    def __init__(self):
+        self.grids = []
+
+    def __getitem__(self, grid):
+        self.grids.append(grid)
+        return lambda *args, **constants: None
+
+
+def test_a_launch_reads_no_length_on_the_host(monkeypatch):
+    """Fake tensors have no values: whoever asks for one stops. The reference does, the control."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from sglang_ascend.ops.attention import triton_kernels
+
+    recorders = {name: Recorder() for name in ("mla_split", "gqa_split", "merge_splits")}
+    for name, recorder in recorders.items():
+        monkeypatch.setattr(triton_kernels, name, recorder)
+    with FakeTensorMode(allow_non_fake_inputs=False) as mode:
+        mla, gqa = (
+            {
+                name: mode.from_tensor(value) if isinstance(value, torch.Tensor) else value
+                for name, value in call.items()
+            }
+            for call in (
+                mla_call(block_table=torch.zeros(2, 64, dtype=torch.int64)),
+                gqa_call(block_table=torch.zeros(2, 64, dtype=torch.int64)),
+            )
+        )
+        assert launched.accepts_mla(**mla)
+        assert launched.accepts_gqa(**gqa)
+        assert launched.paged_mla(**mla).shape == (8, 3, 88)
+        assert launched.paged_gqa(**gqa).shape == (8, 6, 40)
+        with pytest.raises(DataDependentOutputException):
+            reference.paged_mla(**mla)
+    # 1024 positions that the table can hold are eight splits, whatever the lengths are.
+    assert recorders["mla_split"].grids == [(1, 8, 2)]
+    assert recorders["gqa_split"].grids == [(1, 8, 6)]
+    assert recorders["merge_splits"].grids == [(24, 1), (48, 1)]
+
+
+def test_a_gpu_is_asked_once_for_its_cores_and_shared_memory(monkeypatch):
+    asked = []
+
+    def get_device_properties(index):
+        asked.append(index)
+        return {"multiprocessor_count": 108, "max_shared_mem": 163 << 10}
+
+    driver = SimpleNamespace(active=SimpleNamespace(utils=SimpleNamespace()))
+    driver.active.utils.get_device_properties = get_device_properties
+    monkeypatch.setattr("triton.runtime.driver", driver)
+    monkeypatch.setattr(launched, "gpu_of", cache(launched.gpu_of.__wrapped__))
+    for _ in range(2):
+        machine = launched.machine_of(torch.device("cuda", 3))
+    assert (machine.num_cores, machine.factor_bytes) == (108, 147 << 10)
+    assert asked == [3]
+    assert launched.machine_of(SimpleNamespace(type="npu")) is ASCEND
