@@ -41,7 +41,7 @@ HEAD_128 = {"query_width": 128, "key_width": 256, "sum_width": 128}
 def test_the_tiles_of_real_models_are_those_of_the_arithmetic(
     machine, num_rows, widths, element_size, blocks
 ):
-    tiles = choose_tiles(machine, num_rows, **widths, element_size=element_size)
+    tiles = choose_tiles(machine, num_rows, page_size=128, **widths, element_size=element_size)
     assert (tiles.block_m, tiles.block_n) == blocks
 
 
@@ -50,7 +50,7 @@ def test_the_tiles_of_real_models_are_those_of_the_arithmetic(
 def test_no_tile_exceeds_its_machine(machine, element_size):
     for width in (16, 64, 128, 256, 512, 1024, 2048):
         for num_rows in (1, 16, 48, 512):
-            tiles = choose_tiles(machine, num_rows, width, 2 * width, width, element_size)
+            tiles = choose_tiles(machine, num_rows, 128, width, 2 * width, width, element_size)
             if tiles is None:
                 assert width > 256, "grouped heads of up to 256 fit everywhere"
                 continue
@@ -58,6 +58,18 @@ def test_no_tile_exceeds_its_machine(machine, element_size):
             assert element_size * width * in_flight <= machine.factor_bytes
             assert 4 * tiles.block_m * width <= machine.sum_bytes
             assert min(tiles.block_m, tiles.block_n) >= MIN_BLOCK
+
+
+@pytest.mark.parametrize(("page_size", "block_n"), [(256, 128), (128, 128), (32, 32), (48, 16)])
+def test_a_tile_lies_in_one_page_where_it_cannot_be_gathered(page_size, block_n):
+    tiles = choose_tiles(ASCEND, 16, page_size=page_size, **DEEPSEEK, element_size=2)
+    assert tiles.block_n == block_n
+
+
+def test_pages_shorter_than_a_tile_are_for_the_reference_there():
+    for page_size in (1, 8, 100):
+        assert choose_tiles(ASCEND, 16, page_size=page_size, **DEEPSEEK, element_size=2) is None
+        assert choose_tiles(H100, 16, page_size=page_size, **DEEPSEEK, element_size=2) is not None
 
 
 @pytest.mark.parametrize(

@@ -48,45 +48,60 @@ def gpu_of(index: int) -> Machine:
     )
 
 
-def mla_tiles(query: torch.Tensor, num_rows: int, kv_lora_rank: int) -> Tiles | None:
+def mla_tiles(
+    query: torch.Tensor, query_len: int, page_size: int, kv_lora_rank: int
+) -> Tiles | None:
+    num_rows = query_len * query.shape[1]
     rank, rope = power_of_2(kv_lora_rank), power_of_2(query.shape[2] - kv_lora_rank)
     widths = rank + rope, rank + rope, rank
-    return choose_tiles(machine_of(query.device), num_rows, *widths, query.element_size())
+    machine = machine_of(query.device)
+    return choose_tiles(machine, num_rows, page_size, *widths, query.element_size())
 
 
-def gqa_tiles(query: torch.Tensor, num_rows: int) -> Tiles | None:
+def gqa_tiles(
+    query: torch.Tensor, query_len: int, page_size: int, num_kv_heads: int
+) -> Tiles | None:
+    num_rows = query_len * query.shape[1] // num_kv_heads
     dim = power_of_2(query.shape[2])
     widths = dim, 2 * dim, dim  # a key's row and its value's are read together
-    return choose_tiles(machine_of(query.device), num_rows, *widths, query.element_size())
+    machine = machine_of(query.device)
+    return choose_tiles(machine, num_rows, page_size, *widths, query.element_size())
 
 
 class Splits:
     """Where a launch leaves the splits' results: in the output itself when there is one split.
 
-    partial [rows, heads, num_splits, width] and masses [rows, heads, num_splits] in fp32.
+    outputs [rows * heads, num_splits, width] and masses [rows * heads, num_splits] in fp32, by
+    request, key head, query and head of its group.
     """
 
-    def __init__(self, output: torch.Tensor, num_splits: int) -> None:
+    def __init__(
+        self, output: torch.Tensor, query_len: int, num_kv_heads: int, num_splits: int
+    ) -> None:
+        num_rows, num_heads, width = output.shape
         self.output, self.num_splits = output, num_splits
-        shape = (*output.shape[:2], num_splits)
+        self.outputs = output
+        shape = (num_rows * num_heads, num_splits)
         self.masses = output.new_empty(shape, dtype=torch.float32)
-        self.partial = output
         if num_splits > 1:
-            self.partial = output.new_empty(*shape, output.shape[2], dtype=torch.float32)
+            self.outputs = output.new_empty(*shape, width, dtype=torch.float32)
+        self.constants: dict[str, Any] = {
+            "QUERY_LEN": query_len,
+            "NUM_KV_HEADS": num_kv_heads,
+            "GROUP": num_heads // num_kv_heads,
+            "NUM_SPLITS": num_splits,
+            "WIDTH": width,
+            "BLOCK_SPLITS": power_of_2(num_splits),
+            "BLOCK_WIDTH": MERGED_COLUMNS,
+        }
 
     def merged(self) -> torch.Tensor:
         from sglang_ascend.ops.attention import triton_kernels
 
         if self.num_splits > 1:
-            num_rows, num_heads, width = self.output.shape
-            grid = (num_rows * num_heads, -(-width // MERGED_COLUMNS))
-            constants: dict[str, Any] = {
-                "NUM_SPLITS": self.num_splits,
-                "WIDTH": width,
-                "BLOCK_SPLITS": power_of_2(self.num_splits),
-                "BLOCK_WIDTH": MERGED_COLUMNS,
-            }
-            triton_kernels.merge_splits[grid](self.partial, self.masses, self.output, **constants)
+            grid = (len(self.masses), -(-self.output.shape[2] // MERGED_COLUMNS))
+            operands = self.outputs, self.masses, self.output
+            triton_kernels.merge_splits[grid](*operands, **self.constants)
         return self.output
 
 
@@ -127,10 +142,11 @@ def paged_mla(
     output = query.new_empty(len(query), num_heads, kv_lora_rank)
     if not batch_size:
         return output
-    tiles = mla_tiles(query, query_len * num_heads, kv_lora_rank)
+    tiles = mla_tiles(query, query_len, page_size, kv_lora_rank)
     assert tiles is not None, "accepts_mla declines shapes without tiles"
     num_blocks = -(-query_len * num_heads // tiles.block_m)
-    splits = Splits(output, num_splits_of(query, block_table, page_size, batch_size * num_blocks))
+    num_splits = num_splits_of(query, block_table, page_size, batch_size * num_blocks)
+    splits = Splits(output, query_len, 1, num_splits)
     rope_dim = query.shape[2] - kv_lora_rank
     constants: dict[str, Any] = {
         "NUM_HEADS": num_heads,
@@ -145,7 +161,7 @@ def paged_mla(
         latent_cache,
         block_table,
         kv_lens,
-        splits.partial,
+        splits.outputs,
         splits.masses,
         scale,
         latent_cache.stride(0),
@@ -175,10 +191,11 @@ def paged_gqa(
     if not batch_size:
         return output
     group = query.shape[1] // num_kv_heads
-    tiles = gqa_tiles(query, query_len * group)
+    tiles = gqa_tiles(query, query_len, page_size, num_kv_heads)
     assert tiles is not None, "accepts_gqa declines shapes without tiles"
     num_blocks, num_streams = -(-query_len * group // tiles.block_m), batch_size * num_kv_heads
-    splits = Splits(output, num_splits_of(query, block_table, page_size, num_streams * num_blocks))
+    num_splits = num_splits_of(query, block_table, page_size, num_streams * num_blocks)
+    splits = Splits(output, query_len, num_kv_heads, num_splits)
     constants: dict[str, Any] = {
         "NUM_KV_HEADS": num_kv_heads,
         "GROUP": group,
@@ -191,7 +208,7 @@ def paged_gqa(
         value_cache,
         block_table,
         kv_lens,
-        splits.partial,
+        splits.outputs,
         splits.masses,
         scale,
         key_cache.stride(0),
@@ -224,7 +241,7 @@ def accepts_mla(
     """Contiguous queries, unbroken latent rows at any distance, all on one device."""
     return (
         are_readable(query, (latent_cache,), block_table, kv_lens)
-        and mla_tiles(query, query_len * query.shape[1], kv_lora_rank) is not None
+        and mla_tiles(query, query_len, page_size, kv_lora_rank) is not None
     )
 
 
@@ -240,10 +257,9 @@ def accepts_gqa(
     scale: float,
 ) -> bool:
     """Contiguous queries, the heads of a slot one behind another, all on one device."""
-    group = query.shape[1] // key_cache.shape[1]
     return (
         are_readable(query, (key_cache, value_cache), block_table, kv_lens)
-        and gqa_tiles(query, query_len * group) is not None
+        and gqa_tiles(query, query_len, page_size, key_cache.shape[1]) is not None
     )
 
 

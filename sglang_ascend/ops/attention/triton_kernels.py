@@ -56,6 +56,7 @@ def _store_split(
     weighted,
     highest,
     total,
+    first_row,
     rows,
     inside,
     split,
@@ -65,12 +66,15 @@ def _store_split(
 ):
     """output [rows, NUM_SPLITS, WIDTH] = weighted / total, masses [rows, NUM_SPLITS] = log-sum-exp.
 
-    Of several splits one that a row sees nothing of leaves only its mass, log 0.
+    ``rows`` count from ``first_row``: what is added to a vector of them fits 32 bits. Of several
+    splits one that a row sees nothing of leaves only its mass, log 0.
     """
     seen = total > 0
     total = tl.maximum(total, 1.0)  # no change to a row that has seen a key: its highest weighs 1
     result = weighted / total[:, None]
     places = rows * NUM_SPLITS + split
+    masses += first_row * NUM_SPLITS
+    output += first_row * NUM_SPLITS * WIDTH
     columns = tl.arange(0, BLOCK_WIDTH)
     if NUM_SPLITS > 1:
         mass = highest + tl.log(total)  # -inf where nothing was seen
@@ -108,12 +112,12 @@ def mla_split(
     Each tile of the latent stream is loaded once, as key (with its rope part) and as value.
     """
     split, request = tl.program_id(1), tl.program_id(2)
-    local_rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside = local_rows < QUERY_LEN * NUM_HEADS
-    rows = request.to(tl.int64) * (QUERY_LEN * NUM_HEADS) + local_rows
+    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = rows < QUERY_LEN * NUM_HEADS
+    first_row = request.to(tl.int64) * (QUERY_LEN * NUM_HEADS)
     rank = tl.arange(0, BLOCK_RANK)[None, :]
     rope = tl.arange(0, BLOCK_ROPE)[None, :]
-    query_rows = query + rows[:, None] * (RANK + ROPE_DIM)
+    query_rows = query + first_row * (RANK + ROPE_DIM) + rows[:, None] * (RANK + ROPE_DIM)
     query_rank = tl.load(query_rows + rank, mask=inside[:, None] & (rank < RANK), other=0.0)
     query_rope = tl.load(
         query_rows + RANK + rope, mask=inside[:, None] & (rope < ROPE_DIM), other=0.0
@@ -121,7 +125,7 @@ def mla_split(
     query_rank, query_rope = query_rank.to(OPERAND), query_rope.to(OPERAND)
 
     kv_len = tl.load(kv_lens + request).to(tl.int32)
-    num_visible = _num_visible(kv_len, local_rows // NUM_HEADS, QUERY_LEN)
+    num_visible = _num_visible(kv_len, rows // NUM_HEADS, QUERY_LEN)
     pages = block_table + request.to(tl.int64) * table_stride
     first, end = _span_of_split(kv_len, split, NUM_SPLITS, BLOCK_N)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -149,6 +153,7 @@ def mla_split(
         weighted,
         highest,
         total,
+        first_row,
         rows,
         inside,
         split,
@@ -185,16 +190,17 @@ def gqa_split(
     """Program (rows, split, request and key head); row r is head r % GROUP of query r // GROUP."""
     split = tl.program_id(1)
     request, kv_head = tl.program_id(2) // NUM_KV_HEADS, tl.program_id(2) % NUM_KV_HEADS
-    local_rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside = local_rows < QUERY_LEN * GROUP
-    queries = request.to(tl.int64) * QUERY_LEN + local_rows // GROUP
-    rows = (queries * NUM_KV_HEADS + kv_head) * GROUP + local_rows % GROUP
+    folded = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = folded < QUERY_LEN * GROUP
+    first_row = (request.to(tl.int64) * QUERY_LEN * NUM_KV_HEADS + kv_head) * GROUP
+    rows = folded // GROUP * (NUM_KV_HEADS * GROUP) + folded % GROUP
     dim = tl.arange(0, BLOCK_DIM)[None, :]
     mask = inside[:, None] & (dim < HEAD_DIM)
+    query += first_row * HEAD_DIM
     query_rows = tl.load(query + rows[:, None] * HEAD_DIM + dim, mask=mask, other=0.0).to(OPERAND)
 
     kv_len = tl.load(kv_lens + request).to(tl.int32)
-    num_visible = _num_visible(kv_len, local_rows // GROUP, QUERY_LEN)
+    num_visible = _num_visible(kv_len, folded // GROUP, QUERY_LEN)
     pages = block_table + request.to(tl.int64) * table_stride
     first, end = _span_of_split(kv_len, split, NUM_SPLITS, BLOCK_N)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -215,12 +221,15 @@ def gqa_split(
         value = tl.load(value_rows + dim, mask=written, other=0.0).to(OPERAND)
         weighted *= factor[:, None]
         weighted = tl.dot(weights.to(value.dtype), value, weighted, input_precision="ieee")
+    if NUM_SPLITS > 1:  # in the order of the programs, so that one writes one run of rows
+        first_row, rows = tl.program_id(2).to(tl.int64) * (QUERY_LEN * GROUP), folded
     _store_split(
         output,
         masses,
         weighted,
         highest,
         total,
+        first_row,
         rows,
         inside,
         split,
@@ -235,23 +244,35 @@ def merge_splits(
     split_outputs,
     masses,
     output,
+    QUERY_LEN: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SPLITS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
 ):
-    """Program (row, columns): the outputs of a row's splits, weighed by the softmax of masses."""
-    row = tl.program_id(0).to(tl.int64)
+    """Program (row, columns): the outputs of a row's splits, weighed by the softmax of masses.
+
+    Rows lie by request, key head, query and head of the group; the output's by query first.
+    """
+    row = tl.program_id(0)
+    head, query = row % GROUP, row // GROUP % QUERY_LEN
+    stream = row // (GROUP * QUERY_LEN)
+    request, kv_head = stream // NUM_KV_HEADS, stream % NUM_KV_HEADS
+    output_row = ((request * QUERY_LEN + query) * NUM_KV_HEADS + kv_head) * GROUP + head
+
     splits = tl.arange(0, BLOCK_SPLITS)
-    columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
-    mass = tl.load(
-        masses + row * NUM_SPLITS + splits, mask=splits < NUM_SPLITS, other=float("-inf")
-    )
+    masses += row.to(tl.int64) * NUM_SPLITS
+    mass = tl.load(masses + splits, mask=splits < NUM_SPLITS, other=float("-inf"))
     highest = tl.max(mass, 0)
     weights = tl.exp(mass - tl.where(highest == float("-inf"), 0.0, highest))
     total = tl.maximum(tl.sum(weights, 0), 1.0)  # the highest mass has weight 1, if there is one
+
+    columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     seen = (mass > float("-inf"))[:, None] & (columns < WIDTH)[None, :]
-    places = (row * NUM_SPLITS + splits)[:, None] * WIDTH + columns[None, :]
+    split_outputs += row.to(tl.int64) * (NUM_SPLITS * WIDTH)
+    places = splits[:, None] * WIDTH + columns[None, :]
     outputs = tl.load(split_outputs + places, mask=seen, other=0.0)
     merged = tl.sum(outputs * weights[:, None], 0) / total
-    tl.store(output + row * WIDTH + columns, merged, mask=columns < WIDTH)
+    tl.store(output + output_row.to(tl.int64) * WIDTH + columns, merged, mask=columns < WIDTH)
