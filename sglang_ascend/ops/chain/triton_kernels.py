@@ -61,7 +61,9 @@ def verify_chain(
     inside = (requests < batch_size)[:, None] & (ramp < NUM_STEPS)
     drawn = tl.load(sampled + requests[:, None] * sampled_stride + ramp, mask=inside, other=0)
     drafted = tl.load(draft_tokens + requests[:, None] * draft_stride + ramp, mask=inside, other=0)
-    kept = tl.where(inside & (drawn != drafted), ramp + 1, NUM_STEPS + 1)
+    # The 910's vector unit compares no 64-bit integers; a token fits 32.
+    refused = inside & (drawn.to(tl.int32) != drafted.to(tl.int32))
+    kept = tl.where(refused, ramp + 1, NUM_STEPS + 1)
     tl.store(accept_lens + requests, tl.min(kept, 1), mask=requests < batch_size)
 
 
