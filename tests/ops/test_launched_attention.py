@@ -104,14 +104,11 @@ def test_lengths_around_the_edges_of_tiles_pages_and_splits(edge, page_size, spl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_splits", [2, 5])
 @PAGE_SIZES
 @QUERY_LENS
 @HEADS
-def test_every_number_of_heads_and_rows_is_merged(
-    num_heads, query_len, page_size, num_splits, split_into
-):
-    split_into(num_splits)
+def test_every_number_of_heads_and_rows_is_merged(num_heads, query_len, page_size, split_into):
+    split_into(2)
     assert mla_is_right(mla_batch(num_heads, query_len, page_size))
     assert gqa_is_right(gqa_batch((3 * num_heads, 3, 24), query_len, page_size))
 
@@ -123,9 +120,12 @@ def test_latent_and_rope_may_have_any_width(widths):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", [H100, ASCEND], ids=["h100", "ascend"])
-@pytest.mark.parametrize("num_heads", [16, 128])
-def test_the_widths_of_deepseek_in_the_tiles_of_each_machine(num_heads, machine, monkeypatch):
+@pytest.mark.parametrize(("num_heads", "num_splits"), [(16, 3), (128, 1)])
+def test_the_widths_of_deepseek_in_the_tiles_of_each_machine(
+    num_heads, num_splits, machine, split_into, monkeypatch
+):
     monkeypatch.setitem(launched.MACHINES, "cpu", machine)
+    split_into(num_splits)
     assert mla_is_right(mla_batch(num_heads, 4, 128, lengths=(5, 300), widths=(512, 64)))
 
 
