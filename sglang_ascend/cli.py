@@ -46,6 +46,12 @@ def doctor(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print JSON, for a script or a bug report.")
     ] = False,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            help="Also compare torch_npu's operators with what this package knows of them."
+        ),
+    ] = False,
 ) -> None:
     """Say what is installed, what SGLang chose, what is in place, and what is off.
 
@@ -59,7 +65,7 @@ def doctor(
     from sglang_ascend.plugin.doctor import examine
 
     with Console(stderr=True).status("loading SGLang and its plugins"):
-        report = examine()
+        report = examine(strict=strict)
     if as_json:
         typer.echo(report.to_json())
     else:

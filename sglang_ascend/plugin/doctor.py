@@ -28,13 +28,18 @@ PACKAGES = ("torch", "sglang", "transformers", "torch_npu", "triton", DISTRIBUTI
 SGLANG_SWITCHES = ("SGLANG_PLATFORM", "SGLANG_PLUGINS", "SGLANG_USE_CPU_ENGINE")
 
 
-def examine() -> Report:
-    """Everything, in the order in which a server would meet it. Loads SGLang and its plugins."""
+def examine(*, strict: bool = False) -> Report:
+    """Everything, in the order in which a server would meet it. Loads SGLang and its plugins.
+
+    ``strict`` also compares torch_npu with what this package knows of it.
+    """
     sections = [check_versions(), check_environment(os.environ), check_entry_points()]
     if version_problem() is None:
         sections += check_sglang()
     if find_spec("torch") is not None:
         sections.append(check_operators())
+        if strict:
+            sections.append(check_demands())
     return Report((*sections, check_models()))
 
 
@@ -214,6 +219,27 @@ def check_operators() -> Section:
     return Section(
         "Operators", ("operator", "device", "implementation"), tuple(rows), tuple(problems)
     )
+
+
+def check_demands() -> Section:
+    """What torch_npu's operators demand of a call, compared with the torch_npu installed here."""
+    from sglang_ascend.ops.npu import DEMANDS, difference, documentation
+
+    title, columns = "Demands of torch_npu", ("operator", "rules", "installed")
+    docs = documentation()
+    if docs is None:
+        return Section(title, columns, (("all", "none compared", "torch_npu is not installed"),))
+    found = {name: difference(demand, docs) for name, demand in DEMANDS.items()}
+    rows = tuple(
+        (name, str(len(DEMANDS[name].rules)), problem or "the same")
+        for name, problem in found.items()
+    )
+    problems = tuple(
+        f"{problem}: install the version of requirements/npu.txt."
+        for problem in found.values()
+        if problem
+    )
+    return Section(title, columns, rows, problems)
 
 
 def _device_type() -> str:

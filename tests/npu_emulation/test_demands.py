@@ -7,16 +7,17 @@ from __future__ import annotations
 import ast
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch_npu
 from npu_calls import GOOD
 
-from sglang_ascend.ops.npu import DEMANDS, CheckedCalls
+from sglang_ascend.ops.npu import DEMANDS, CheckedCalls, difference, documentation
+from sglang_ascend.ops.npu.demand import Demand
 
 ROOT = Path(__file__).parents[2]
-DOCS = (Path(torch_npu.__file__).parent / "_op_plugin_docs.py").read_text(encoding="utf-8")
 GOOD_CALLS = [(name, kind) for name, kinds in GOOD.items() for kind in kinds]
 # torch_npu's own Meta kernel asks for k, which its schema leaves out.
 WITHOUT_META = {("npu_top_k_top_p", "p alone")}
@@ -37,16 +38,21 @@ def call_sites(folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", DEMANDS)
-def test_the_schema_is_the_installed_one(name):
-    packet = getattr(torch.ops.npu, name)
-    assert DEMANDS[name].schema == str(packet.default._schema)
+def test_the_installed_operator_is_the_one_that_is_described(name):
+    demand, docs = DEMANDS[name], documentation()
+    assert difference(demand, docs) is None
+    for rule in demand.rules:
+        assert not rule.line or rule.quote in docs[rule.line - 1]
 
 
-@pytest.mark.parametrize("name", DEMANDS)
-def test_every_rule_quotes_the_line_that_it_names(name):
-    lines = DOCS.split("\n")
-    for rule in DEMANDS[name].rules:
-        assert not rule.line or rule.quote in lines[rule.line - 1], rule
+def test_another_operator_is_noticed():
+    demand, docs = DEMANDS["npu_top_k_top_p"], documentation()
+    assert "no operator npu_gone" in difference(Demand("npu_gone", ()), docs)
+    assert "no longer says" in difference(demand, docs[1:])
+    other = Demand("npu_swiglu", demand.rules)
+    assert "no longer says" in difference(other, docs[:100])
+    packet = SimpleNamespace(name="npu_swiglu", schema=demand.schema, rules=())
+    assert "another schema" in difference(packet, docs)
 
 
 def test_every_operator_that_is_called_has_its_demands():

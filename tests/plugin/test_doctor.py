@@ -46,7 +46,7 @@ def run_without(*absent: str) -> tuple[int, dict]:
 
 @pytest.mark.sglang
 def test_an_installation_as_pinned_has_no_problem_and_every_part_is_listed():
-    command = [sys.executable, "-m", "sglang_ascend", "doctor", "--json"]
+    command = [sys.executable, "-m", "sglang_ascend", "doctor", "--strict", "--json"]
     done = subprocess.run(command, capture_output=True, text=True)
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"], found["problems"]) == (0, True, [])
@@ -144,6 +144,23 @@ def test_an_operator_with_two_implementations_for_the_device_is_a_problem(monkey
 
 
 @pytest.mark.sglang
+def test_strict_says_that_without_torch_npu_nothing_was_compared():
+    section = doctor.check_demands()
+    assert section.rows == (("all", "none compared", "torch_npu is not installed"),)
+    assert section.problems == ()
+
+
+def test_strict_compares_each_operator_with_the_documentation(monkeypatch):
+    from sglang_ascend.ops import npu
+
+    monkeypatch.setattr(npu, "documentation", lambda: [""])
+    section = doctor.check_demands()
+    assert [row[0] for row in section.rows] == list(npu.DEMANDS)
+    # torch has no such operators here, which each is a problem with its remedy.
+    assert len(section.problems) == len(npu.DEMANDS)
+    assert all("requirements/npu.txt" in problem for problem in section.problems)
+
+
 def test_a_hook_that_is_not_in_place_is_a_problem(loaded_plugins, monkeypatch):
     from sglang.srt.plugins.hook_registry import HookRegistry
 

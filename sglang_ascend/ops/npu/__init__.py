@@ -2,5 +2,13 @@
 
 from sglang_ascend.ops.npu.calls import CallRefused, CheckedCalls, refusal
 from sglang_ascend.ops.npu.demands import DEMANDS
+from sglang_ascend.ops.npu.installed import difference, documentation
 
-__all__ = ["DEMANDS", "CallRefused", "CheckedCalls", "refusal"]
+__all__ = [
+    "DEMANDS",
+    "CallRefused",
+    "CheckedCalls",
+    "difference",
+    "documentation",
+    "refusal",
+]
