@@ -12,6 +12,8 @@ ON_CUDA = {
     "chain.place_tail": "triton",
     "chain.prepare_step": "triton",
     "chain.verify_chain": "triton",
+    "sampling.draw_kept": "triton",
+    "sampling.top_k_top_p": "triton",
 }
 ON_CPU = {
     "attention.paged_gqa": "numba",
@@ -20,7 +22,9 @@ ON_CPU = {
     "chain.verify_chain": "numba",
     "linear.prepare": "onednn",
     "linear.linear": "onednn",
+    "sampling.draw_kept": "numba",
     "sampling.greedy": "numpy",
+    "sampling.top_k_top_p": "numba",
     "slots.assign_slots": "numba",
 }
 

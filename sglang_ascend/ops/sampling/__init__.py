@@ -1,7 +1,9 @@
 """Operators that turn logits into tokens."""
 
+from sglang_ascend.ops.compiled_on_cpu import numba_body
 from sglang_ascend.ops.dispatch import Implementation, Op
-from sglang_ascend.ops.sampling import reference, vectorised
+from sglang_ascend.ops.launched_by_triton import triton_body
+from sglang_ascend.ops.sampling import compiled, launched, reference, threshold, vectorised
 
 greedy = Op("sampling.greedy", reference.greedy)
 greedy.register(
@@ -10,3 +12,9 @@ greedy.register(
 filter_probs = Op("sampling.filter_probs", reference.filter_probs)
 draw = Op("sampling.draw", reference.draw)
 murmur_hash32 = Op("sampling.murmur_hash32", reference.murmur_hash32)
+top_k_top_p = Op("sampling.top_k_top_p", threshold.top_k_top_p)
+top_k_top_p.register(numba_body(compiled.top_k_top_p, accepts=compiled.accepts))
+top_k_top_p.register(triton_body(launched.top_k_top_p, launched.accepts))
+draw_kept = Op("sampling.draw_kept", threshold.draw_kept)
+draw_kept.register(numba_body(compiled.draw_kept, accepts=compiled.accepts))
+draw_kept.register(triton_body(launched.draw_kept, launched.accepts))

@@ -1,0 +1,205 @@
+"""Loops of top-k, top-p and the seeded draw that Numba compiles; arrays are NumPy's.
+
+A logit is compared by its key: its float32 bits as an int32 that orders as the values do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+
+INFINITY_KEY = 0x7F800000  # NaNs lie beyond it, and those with a sign beyond its negative
+LOWEST = np.finfo(np.float32).min
+NUM_BUCKETS = 2048
+EXP_BLOCK = 64
+HASH_BITS = 0xFFFFFFFF
+LARGEST_NOISE = np.finfo(np.float64).max
+
+
+@numba.njit(cache=True, inline="always")
+def key_of(bits):
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
+
+
+@numba.njit(cache=True)
+def group_maxima(bits, group_size, maxima):
+    """maxima: int32 [groups], bits of each group's largest; returns the row's extreme keys."""
+    lowest, highest = np.int32(0x7FFFFFFF), np.int32(-0x7FFFFFFF)
+    for group in range(len(maxima)):
+        start = group * group_size
+        best = np.int32(-0x7FFFFFFF)
+        for i in range(start, min(len(bits), start + group_size)):
+            key = np.int32(key_of(bits[i]))
+            best, lowest = max(best, key), min(lowest, key)
+        highest = max(highest, best)
+        maxima[group] = best if best >= 0 else -best | np.int32(-0x80000000)
+    return lowest, highest
+
+
+@numba.njit(cache=True)
+def collect(row, group_max, group_size, cut, values):
+    """Copies the logits >= cut to the front of ``values``; reads only groups that have one."""
+    count = 0
+    for group in range(len(group_max)):
+        if group_max[group] >= cut:
+            start = group * group_size
+            for i in range(start, min(len(row), start + group_size)):
+                if row[i] >= cut:
+                    values[count] = row[i]
+                    count += 1
+    return count
+
+
+@numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
+def exponentials(values, largest, weights):
+    """weights[i] = exp(values[i] - largest), whole blocks; 1 unit in the last place, e^-87 or more.
+
+    2^n times a polynomial in what n log 2 leaves of the exponent (Cephes' expf).
+    """
+    exponents = np.empty(EXP_BLOCK, np.int32)
+    powers = exponents.view(np.float32)
+    for start in range(0, len(values), EXP_BLOCK):
+        for j in range(EXP_BLOCK):
+            x = max(values[start + j] - largest, np.float32(-87.0))
+            n = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
+            r = x - n * np.float32(0.693359375) + n * np.float32(2.12194440e-4)
+            y = np.float32(1.9875691500e-4) * r + np.float32(1.3981999507e-3)
+            y = y * r + np.float32(8.3334519073e-3)
+            y = y * r + np.float32(4.1665795894e-2)
+            y = y * r + np.float32(1.6666665459e-1)
+            y = y * r + np.float32(5.0000001201e-1)
+            weights[start + j] = y * r * r + r + np.float32(1.0)
+            exponents[j] = (np.int32(n) + np.int32(127)) << np.int32(23)
+        for j in range(EXP_BLOCK):
+            weights[start + j] *= powers[j]
+
+
+@numba.njit(cache=True, fastmath={"reassoc"})
+def total(weights):
+    mass = 0.0
+    for weight in weights:
+        mass += weight
+    return mass
+
+
+@numba.njit(cache=True)
+def crossing(values, weights, wanted):
+    """The largest t for which the weights of values >= t sum to ``wanted``, and that sum.
+
+    Overwrites values and weights.
+    Finds the digits of t one after another: each value whose earlier digits are t's adds its weight
+    to the bucket of its next digit.
+    """
+    buckets = np.empty(NUM_BUCKETS)
+    bits = values.view(np.int32)
+    count, above, chosen = len(values), 0.0, 0
+    for shift in (21, 10, 0):
+        buckets[:] = 0.0
+        for i in range(count):
+            digit = (np.int64(key_of(bits[i])) + 0x80000000) >> shift & (NUM_BUCKETS - 1)
+            buckets[digit] += weights[i]
+        for digit in range(NUM_BUCKETS - 1, -1, -1):
+            if buckets[digit] > 0.0:
+                chosen = digit
+                if above + buckets[digit] >= wanted:
+                    break
+                above += buckets[digit]
+        else:  # only by rounding: the lowest bucket it is
+            above -= buckets[chosen]
+        kept = 0
+        for i in range(count):
+            digit = (np.int64(key_of(bits[i])) + 0x80000000) >> shift & (NUM_BUCKETS - 1)
+            if digit == chosen:
+                values[kept], weights[kept] = values[i], weights[i]
+                kept += 1
+        count = kept
+    return values[0], above + buckets[chosen]
+
+
+@numba.njit(cache=True)
+def kth_largest(values, weights, k):
+    """Overwrites values and weights."""
+    weights[: len(values)] = 1.0
+    return crossing(values, weights, k)[0]
+
+
+@numba.njit(cache=True)
+def filter_row(row, top_k, top_p, group_size, group_max, values, weights):
+    """(threshold, largest, mass) of one row, NaN for threshold and mass if it is invalid.
+
+    values, weights: float32, scratch of whole blocks, at least a row.
+    """
+    lowest, highest = group_maxima(row.view(np.int32), group_size, group_max.view(np.int32))
+    largest = group_max.max()
+    if lowest < -INFINITY_KEY or highest >= INFINITY_KEY or largest < LOWEST:
+        return np.nan, largest, np.nan
+    num_groups, threshold = len(group_max), LOWEST
+    if top_k <= num_groups:
+        # That many groups have a logit from here on, so the k-th largest logit is no smaller.
+        values[:num_groups] = group_max
+        threshold = max(kth_largest(values[:num_groups], weights, top_k), LOWEST)
+    count = collect(row, group_max, group_size, threshold, values)
+    if top_k < count:
+        threshold = kth_largest(values[:count], weights, top_k)
+        count = collect(row, group_max, group_size, threshold, values)
+    blocks = -(-count // EXP_BLOCK) * EXP_BLOCK
+    values[count:blocks] = largest
+    exponentials(values[:blocks], largest, weights[:blocks])
+    mass = total(weights[:count])
+    if top_p < 1:
+        wanted = max(top_p * mass, np.finfo(np.float32).tiny)
+        threshold, mass = crossing(values[:count], weights[:count], wanted)
+    return threshold, largest, mass
+
+
+@numba.njit(cache=True, nogil=True)
+def filter_rows(logits, top_ks, top_ps, group_size, thresholds, maxima, masses, group_max):
+    size = -(-logits.shape[1] // EXP_BLOCK) * EXP_BLOCK
+    values, weights = np.empty(size, np.float32), np.empty(size, np.float32)
+    for i in range(len(logits)):
+        thresholds[i], maxima[i], masses[i] = filter_row(
+            logits[i], max(top_ks[i], 1), top_ps[i], group_size, group_max[i], values, weights
+        )
+
+
+@numba.njit(cache=True, inline="always")
+def mix(state, key):
+    """A round of MurmurHash3, as ``reference.murmur_hash32`` has it."""
+    key = key * 0xCC9E2D51 & HASH_BITS
+    key = ((key << 15) | (key >> 17)) * 0x1B873593 & HASH_BITS
+    state ^= key
+    return ((state << 13) | ((state & HASH_BITS) >> 19)) * 5 + 0xE6546B64 & HASH_BITS
+
+
+@numba.njit(cache=True, inline="always")
+def finish(state):
+    state ^= 16
+    state = (state ^ (state >> 16)) * 0x85EBCA6B & HASH_BITS
+    state = (state ^ (state >> 13)) * 0xC2B2AE35 & HASH_BITS
+    return state ^ (state >> 16)
+
+
+@numba.njit(cache=True, nogil=True)
+def draw_rows(logits, thresholds, group_max, group_size, seeds, positions, tokens):
+    """The race of ``draw_kept`` among the groups that have a kept logit."""
+    for row in range(len(logits)):
+        seed = np.int64(seeds[row])
+        state = mix(mix(np.int64(0), seed & HASH_BITS), (seed >> 32) & HASH_BITS)
+        state = mix(state, np.int64(positions[row]) & HASH_BITS)
+        best, tokens[row] = -np.inf, 0
+        floor = max(thresholds[row], LOWEST)
+        for group in range(group_max.shape[1]):
+            if group_max[row, group] >= floor:
+                start = group * group_size
+                for token in range(start, min(logits.shape[1], start + group_size)):
+                    logit = logits[row, token]
+                    if logit >= floor:
+                        hashed = finish(mix(state, np.int64(token)))
+                        noise = LARGEST_NOISE
+                        if hashed > 0:
+                            noise = max(-math.log(hashed / HASH_BITS), 2.0**-32)
+                        score = np.float64(logit) - math.log(noise)
+                        if score > best:
+                            best, tokens[row] = score, token

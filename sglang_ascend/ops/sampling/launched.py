@@ -1,0 +1,138 @@
+"""Top-k, top-p and the seeded draw on devices with Triton: four launches, no synchronisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_ascend.ops.sampling.compiled import DTYPES
+from sglang_ascend.ops.sampling.threshold import GROUP_SIZE, Kept
+
+TILE = 64  # groups that a program looks at together: 4096 logits
+CAPACITY = 128  # groups that a row's second look takes in one piece; 192 KiB of buffer hold no more
+PROGRAMS = 512  # a long row is cut into parts where there are few rows
+WARPS = 8
+
+
+def accepts(logits: torch.Tensor, *tensors: object) -> bool:
+    """Rows of neighbouring logits; the kernels add to raw pointers."""
+    return logits.dtype in DTYPES and logits.stride(1) == 1
+
+
+def sizes() -> dict[str, Any]:
+    return {"GROUP": GROUP_SIZE, "TILE": TILE}
+
+
+def tiles_of(num_rows: int, num_groups: int) -> tuple[int, int]:
+    """(tiles of a row, tiles of each part that one program takes), as static as the shapes."""
+    num_tiles = -(-num_groups // TILE)
+    return num_tiles, -(-num_tiles // max(1, PROGRAMS // num_rows))
+
+
+def stream(logits: torch.Tensor, group_max: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Writes ``group_max``; returns each tile's maximum and mass, float32 [rows, tiles]."""
+    from sglang_ascend.ops.sampling import triton_kernels
+
+    num_rows, num_groups = group_max.shape
+    num_tiles, tiles_per_part = tiles_of(num_rows, num_groups)
+    tile_max, tile_mass = torch.empty(2, num_rows, num_tiles, device=logits.device).unbind()
+    triton_kernels.stream[(num_rows, -(-num_tiles // tiles_per_part))](
+        logits,
+        group_max,
+        tile_max,
+        tile_mass,
+        logits.stride(0),
+        logits.shape[1],
+        num_groups,
+        num_tiles,
+        tiles_per_part,
+        **sizes(),
+    )
+    return tile_max, tile_mass
+
+
+def top_k_top_p(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> Kept:
+    from sglang_ascend.ops.sampling import triton_kernels
+
+    (num_rows, vocab_size), device = logits.shape, logits.device
+    num_groups = -(-vocab_size // GROUP_SIZE)
+    threshold, largest, mass = torch.empty(3, num_rows, device=device).unbind()
+    kept = Kept(threshold, largest, mass, torch.empty(num_rows, num_groups, device=device))
+    if not num_rows:
+        return kept
+    tile_max, tile_mass = stream(logits, kept.group_max)
+    num_tiles = tile_max.shape[1]
+    cuts, counts = torch.empty(2, num_rows, dtype=torch.int32, device=device).unbind()
+    candidates = torch.empty(num_rows, CAPACITY, dtype=torch.int32, device=device)
+    top_ks = top_ks.contiguous()
+    padded: dict[str, Any] = {
+        "GROUPS": 1 << (num_groups - 1).bit_length(),
+        "TILES": 1 << (num_tiles - 1).bit_length(),
+    }
+    capacity: dict[str, Any] = {"CAPACITY": CAPACITY, "num_warps": WARPS}
+    triton_kernels.bound[(num_rows,)](
+        kept.group_max,
+        tile_max,
+        tile_mass,
+        top_ks,
+        largest,
+        mass,
+        cuts,
+        counts,
+        candidates,
+        vocab_size,
+        num_groups,
+        num_tiles,
+        **padded,
+        **capacity,
+    )
+    triton_kernels.refine[(num_rows,)](
+        logits,
+        kept.group_max,
+        top_ks,
+        top_ps.contiguous(),
+        largest,
+        mass,
+        cuts,
+        counts,
+        candidates,
+        threshold,
+        logits.stride(0),
+        vocab_size,
+        num_groups,
+        **sizes(),
+        **capacity,
+    )
+    return kept.checked_on_host()
+
+
+def draw_kept(
+    logits: torch.Tensor, kept: Kept, seeds: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    from sglang_ascend.ops.sampling import triton_draw
+
+    num_rows, vocab_size = logits.shape
+    num_groups = kept.group_max.shape[1]
+    if not num_rows:
+        return torch.empty(0, dtype=torch.int64, device=logits.device)
+    num_tiles, tiles_per_part = tiles_of(num_rows, num_groups)
+    num_parts = -(-num_tiles // tiles_per_part)
+    scores = torch.empty(num_rows, num_parts, device=logits.device)
+    tokens = torch.empty(num_rows, num_parts, dtype=torch.int64, device=logits.device)
+    triton_draw.draw[(num_rows, num_parts)](
+        logits,
+        kept.group_max,
+        kept.threshold,
+        kept.max,
+        seeds.contiguous(),
+        positions.contiguous(),
+        scores,
+        tokens,
+        logits.stride(0),
+        vocab_size,
+        num_groups,
+        tiles_per_part,
+        **sizes(),
+    )
+    return tokens.gather(1, scores.argmax(-1, keepdim=True))[:, 0]

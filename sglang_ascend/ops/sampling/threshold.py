@@ -1,0 +1,131 @@
+"""Definitions of top-k then top-p by one threshold per row, and of the seeded draw above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import pad
+
+from sglang_ascend.ops.sampling.reference import murmur_hash32
+
+# Consecutive logits that share one maximum: a group is what a second look reads at once.
+GROUP_SIZE = 64
+MAX_HASH = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Which tokens of each row may be drawn: those with a finite logit >= ``threshold``.
+
+    Token i of a row has probability exp(logits[i] - max) / mass if it is kept and 0 if not. A row
+    that no token can be drawn from (a NaN, a +inf, nothing finite) has NaN in place of threshold
+    and mass, so it keeps nothing; where the tensors are on the host already the operators raise.
+    All are contiguous.
+    """
+
+    threshold: torch.Tensor  # float32 [rows], finite; not always a logit of the row
+    max: torch.Tensor  # float32 [rows], the largest logit
+    mass: torch.Tensor  # float32 [rows], sum over kept tokens of exp(logit - max), from 1 on
+    group_max: torch.Tensor  # float32 [rows, groups], largest logit of each GROUP_SIZE in turn
+
+    def probabilities(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Probability of int64 tokens [rows, n] under their rows' logits -> float32 [rows, n].
+
+        Reads those logits only, where softmax would write a vocabulary. Does not synchronise.
+        """
+        chosen = logits.gather(1, tokens).float()
+        shares = (chosen - self.max[:, None]).exp() / self.mass[:, None]
+        return torch.where(chosen >= self.threshold[:, None], shares, 0.0)
+
+    def check(self) -> None:
+        """Raises ValueError if a row is invalid. Synchronises: call it where the host waits anyway.
+
+        The operators call it themselves on CPU tensors.
+        """
+        invalid = self.mass.isnan().nonzero()[:, 0].tolist()
+        if invalid:
+            raise ValueError(
+                f"logits rows {invalid[:8]} ({len(invalid)} of {len(self.mass)}) hold a NaN, a +inf"
+                " or nothing finite, so no token can be drawn: look at the forward that made them,"
+                " or at a grammar or logit_bias that forbids every token."
+            )
+
+    def checked_on_host(self) -> Kept:
+        if self.mass.device.type == "cpu":
+            self.check()
+        return self
+
+
+def top_k_top_p(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> Kept:
+    """Top-k, then top-p of what it left, as ``npu_top_k_top_p`` has them (sequential semantics).
+
+    With t_k the top_k-th largest logit of a row (its smallest, if there are fewer) and Z_k the sum
+    of exp(x - max) over x >= t_k, the threshold is the largest t >= t_k for which
+
+        sum over x >= t of exp(x - max)  >=  top_p * Z_k
+
+    so a token is dropped when the mass of it and all smaller ones is at most 1 - top_p. Tokens
+    equal to the threshold are all kept, by top-k too. top_p >= 1 drops nothing; top_p <= 0 keeps
+    the largest logit. A logit of -inf is never kept.
+
+    ``filter_probs``, what the server means on CPU, differs twice: its top-p is a share of the whole
+    row's mass and not of Z_k, and of equal tokens it keeps no more than top_k, lower ids first.
+
+    Args:
+        logits: float32, float16 or bfloat16 [rows, vocab_size], scaled by temperature.
+        top_ks: int [rows], at least 1; vocab_size or more means no top-k.
+        top_ps: float32 [rows].
+
+    Raises:
+        ValueError: for an invalid row (see ``Kept``) on CPU; elsewhere ``Kept.check`` does.
+
+    Does not synchronise.
+    """
+    vocab_size = logits.shape[1]
+    ordered = logits.float().sort(dim=-1, descending=True).values  # NaN before all
+    num_finite = (ordered > -torch.inf).sum(-1)
+    rank = top_ks.long().minimum(num_finite).clamp(min=1)[:, None] - 1
+    kth, largest = ordered.gather(1, rank), ordered[:, :1]
+    weights = torch.where(ordered >= kth, (ordered.double() - largest).exp(), 0.0)
+    masses = weights.cumsum(-1)
+    wanted = top_ps.double()[:, None] * masses[:, -1:]
+    crossing = (masses < wanted).sum(-1, keepdim=True).clamp(max=vocab_size - 1)
+    threshold = torch.where(top_ps[:, None] >= 1, kth, ordered.gather(1, crossing).maximum(kth))
+    threshold = torch.where(largest.isfinite(), threshold, torch.nan)
+    mass = torch.where(ordered >= threshold, weights, 0.0).sum(-1, keepdim=True)
+    mass = torch.where(largest.isfinite(), mass, torch.nan)
+    per_row = torch.cat([threshold, largest, mass.float()], dim=1).t().contiguous()
+    return Kept(*per_row.unbind(), group_max=group_maxima(logits)).checked_on_host()
+
+
+def group_maxima(logits: torch.Tensor) -> torch.Tensor:
+    """[rows, vocab_size] -> float32 [rows, ceil(vocab_size / GROUP_SIZE)], as in ``Kept``."""
+    padded = pad(logits.float(), (0, -logits.shape[1] % GROUP_SIZE), value=-torch.inf)
+    return padded.unflatten(1, (-1, GROUP_SIZE)).amax(-1)
+
+
+def draw_kept(
+    logits: torch.Tensor, kept: Kept, seeds: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """One kept token of each row, token i with probability exp(logits[i] - max) / mass.
+
+    The largest of logits[i] - log(E_i), with E_i = -log(u_i) exponential and u_i the MurmurHash3 of
+    (seed, position, i) over 2^32 - 1: SGLang's ``multinomial_with_seed``, so that the same kept set
+    gives the same token. Of equals the lower id.
+
+    Args:
+        logits, kept: float [rows, vocab_size] and what ``top_k_top_p`` found in them.
+        seeds, positions: int64 [rows].
+
+    Returns:
+        int64 [rows], 0 for an invalid row. Does not synchronise.
+    """
+    values = logits.float()
+    tokens = torch.arange(logits.shape[1], device=logits.device)
+    uniform = murmur_hash32(seeds, positions, tokens).double() / MAX_HASH
+    # The largest hash would win whatever its logit: its noise is that of the next one.
+    noise = -uniform.log().clamp(min=torch.finfo(torch.float64).min, max=-(2.0**-32))
+    scores = values.double() - noise.log()
+    drawable = (values >= kept.threshold[:, None]) & (values > -torch.inf)
+    return scores.masked_fill(~drawable, -torch.inf).argmax(-1)

@@ -1,0 +1,151 @@
+"""Triton's kernels keep what sorting would, read the logits once and little more, and compile.
+
+They run in Triton's interpreter, which is where their loads are counted; nothing here is a time.
+"""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from kept_tokens import differences, random_rows, rule_of
+
+from sglang_ascend.ops import sampling
+from sglang_ascend.ops.sampling import launched
+from sglang_ascend.ops.sampling.threshold import Kept
+
+VOCAB_SIZE = 129280  # DeepSeek-V3's
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch):
+    # Read where a kernel is defined, which is at its first use.
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def small_capacity(monkeypatch):
+    """Candidates of 2 groups instead of 128, so that short rows outgrow them too."""
+    monkeypatch.setattr(launched, "CAPACITY", 2)
+    monkeypatch.setattr(launched, "TILE", 4)
+
+
+def test_the_kernels_keep_what_sorting_keeps():
+    for num_rows, vocab_size in ((3, 1), (6, 2), (16, 40), (10, 65), (4, 1000)):
+        assert differences(rule_of("triton"), *random_rows(num_rows, vocab_size, seed=2)) == (0, 0)
+
+
+def test_the_kernels_bisect_a_row_that_outgrows_their_candidates(small_capacity):
+    assert differences(rule_of("triton"), *random_rows(5, 300, seed=3)) == (0, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_kernels_keep_what_sorting_keeps_in_many_rows(dtype):
+    """A tenth of them asks for top_p = 1 - 2^-24, which sums of fp32 hardly tell from 1."""
+    sizes = ((300, 5), (200, 70), (50, 1000), (4, 20000), (2, VOCAB_SIZE))
+    found = [
+        differences(rule_of("triton"), *random_rows(num_rows, vocab_size, 4, dtype))
+        for num_rows, vocab_size in sizes
+    ]
+    wrong, excused = np.sum(found, axis=0)
+    assert wrong == 0
+    assert excused < 0.03 * sum(num_rows for num_rows, _ in sizes)
+
+
+@pytest.mark.slow
+def test_the_kernels_bisect_many_rows_that_outgrow_their_candidates(small_capacity):
+    wrong, excused = differences(rule_of("triton"), *random_rows(60, 900, seed=5))
+    assert wrong == 0
+    assert excused < 3
+
+
+def count_loads(monkeypatch, tensor: torch.Tensor) -> np.ndarray:
+    """int [rows], which from now on grows by the bytes that kernels load from each row."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    counted, load = np.zeros(len(tensor), np.int64), InterpreterBuilder.create_masked_load
+    row_bytes = tensor.element_size() * tensor.shape[1]
+
+    def load_and_count(builder, pointers, mask, *options):
+        offsets = pointers.data.astype(np.int64) - tensor.data_ptr()
+        within = mask.data & (offsets >= 0) & (offsets < len(tensor) * row_bytes)
+        np.add.at(counted, offsets[within] // row_bytes, tensor.element_size())
+        return load(builder, pointers, mask, *options)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_masked_load", load_and_count)
+    return counted
+
+
+def bytes_read(monkeypatch, dtype: torch.dtype, top_ks: list, again=lambda kept: kept):
+    """By the filter and the draw of each row, in units of one read of it."""
+    generator = torch.Generator().manual_seed(8)
+    logits = (3 * torch.randn(len(top_ks), VOCAB_SIZE, generator=generator)).to(dtype)
+    loaded = count_loads(monkeypatch, logits)
+    top_ps = torch.tensor([0.95, 1.0] * len(top_ks))[: len(top_ks)]
+    kept = sampling.top_k_top_p.implementation("triton")(logits, torch.tensor(top_ks), top_ps)
+    seeds = torch.arange(len(top_ks))
+    sampling.draw_kept.implementation("triton")(logits, again(kept), seeds, seeds)
+    return loaded / (VOCAB_SIZE * logits.element_size())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "top_ks"), [(torch.float32, [1, 20, 50, 64]), (torch.bfloat16, [64])]
+)
+def test_the_kernels_read_the_logits_once_and_a_tenth(monkeypatch, dtype, top_ks):
+    """As loads are counted where the interpreter performs them, a second pass would show."""
+    ratios = bytes_read(monkeypatch, dtype, top_ks)
+    assert (ratios >= 1).all()
+    assert (ratios <= 1.10).all()
+
+
+def test_a_second_read_would_be_counted(monkeypatch):
+    """The control: a draw that is told of no threshold looks everywhere again."""
+
+    def forget(kept: Kept) -> Kept:
+        return Kept(torch.full_like(kept.threshold, -100.0), kept.max, kept.mass, kept.group_max)
+
+    ratios = bytes_read(monkeypatch, torch.float32, [20], forget)
+    assert (ratios >= 2).all()
+
+
+COMPILE = """
+import sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from sglang_ascend.ops.sampling import triton_draw, triton_kernels
+
+pointers = dict(logits=sys.argv[1], top_ks="*i32", cuts="*i32", counts="*i32", candidates="*i32",
+                seeds="*i64", positions="*i64", part_tokens="*i64")
+sizes = dict(stride="i64", vocab_size="i32", num_groups="i32", num_tiles="i32",
+             tiles_per_part="i32")
+constants = dict(GROUP=64, TILE=64, CAPACITY=128, GROUPS=2048, TILES=32)
+for kernel in (triton_kernels.stream, triton_kernels.bound, triton_kernels.refine,
+               triton_draw.draw):
+    names = kernel.arg_names
+    types = {name: "constexpr" if name in constants else
+             {**pointers, **sizes}.get(name, "*fp32") for name in names}
+    values = {name: constants[name] for name in names if name in constants}
+    compiled = triton.compile(ASTSource(kernel, types, values), target=GPUTarget("cuda", 90, 32))
+    print(kernel.__name__, ".target sm_90" in compiled.asm["ptx"])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("logits", ["*fp32", "*fp16", "*bf16"])
+def test_the_kernels_compile_as_well_as_they_interpret(logits, tmp_path):
+    """The interpreter lets pass what the compiler does not, such as a name of two shapes."""
+    environment = dict(os.environ, TRITON_CACHE_DIR=str(tmp_path))
+    del environment["TRITON_INTERPRET"]
+    compiling = subprocess.run(
+        [sys.executable, "-c", COMPILE, logits], env=environment, capture_output=True, text=True
+    )
+    assert compiling.stdout.split("\n")[:4] == [
+        "stream True",
+        "bound True",
+        "refine True",
+        "draw True",
+    ], compiling.stderr
