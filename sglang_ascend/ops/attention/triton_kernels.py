@@ -67,9 +67,8 @@ def _store_split(
     """output [rows, NUM_SPLITS, WIDTH] = weighted / total, masses [rows, NUM_SPLITS] = log-sum-exp.
 
     ``rows`` count from ``first_row``: what is added to a vector of them fits 32 bits. Of several
-    splits one that a row sees nothing of leaves only its mass, log 0.
+    splits one that a row sees nothing of has mass log 0.
     """
-    seen = total > 0
     total = tl.maximum(total, 1.0)  # no change to a row that has seen a key: its highest weighs 1
     result = weighted / total[:, None]
     places = rows * NUM_SPLITS + split
@@ -79,7 +78,6 @@ def _store_split(
     if NUM_SPLITS > 1:
         mass = highest + tl.log(total)  # -inf where nothing was seen
         tl.store(masses + places, mass, mask=inside)
-        inside = inside & seen
     mask = inside[:, None] & (columns < WIDTH)[None, :]
     tl.store(output + places[:, None] * WIDTH + columns[None, :], result, mask=mask)
 
@@ -197,7 +195,10 @@ def gqa_split(
     dim = tl.arange(0, BLOCK_DIM)[None, :]
     mask = inside[:, None] & (dim < HEAD_DIM)
     query += first_row * HEAD_DIM
-    query_rows = tl.load(query + rows[:, None] * HEAD_DIM + dim, mask=mask, other=0.0).to(OPERAND)
+    # triton-ascend reads the rows of a gather that the mask excludes, too.
+    last = tl.minimum(folded, QUERY_LEN * GROUP - 1)
+    read = (last // GROUP * (NUM_KV_HEADS * GROUP) + last % GROUP)[:, None]
+    query_rows = tl.load(query + read * HEAD_DIM + dim, mask=mask, other=0.0).to(OPERAND)
 
     kv_len = tl.load(kv_lens + request).to(tl.int32)
     num_visible = _num_visible(kv_len, folded // GROUP, QUERY_LEN)
@@ -273,6 +274,8 @@ def merge_splits(
     seen = (mass > float("-inf"))[:, None] & (columns < WIDTH)[None, :]
     split_outputs += row.to(tl.int64) * (NUM_SPLITS * WIDTH)
     places = splits[:, None] * WIDTH + columns[None, :]
-    outputs = tl.load(split_outputs + places, mask=seen, other=0.0)
+    # triton-ascend keeps masks that follow from places, and reads what others exclude.
+    within = (splits < NUM_SPLITS)[:, None] & (columns < WIDTH)[None, :]
+    outputs = tl.where(seen, tl.load(split_outputs + places, mask=within, other=0.0), 0.0)
     merged = tl.sum(outputs * weights[:, None], 0) / total
     tl.store(output + output_row.to(tl.int64) * WIDTH + columns, merged, mask=columns < WIDTH)

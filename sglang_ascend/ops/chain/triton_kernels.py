@@ -32,7 +32,8 @@ def prepare_step(
     tl.store(slots + request * 2 * NUM_STEPS + ramp, window, mask=ramp < 2 * NUM_STEPS)
     verified = ramp < NUM_STEPS + 1
     first = request * (NUM_STEPS + 1)
-    tl.store(positions + first + ramp, seq_len + ramp, mask=verified)
+    position = (seq_len.to(tl.int32) + ramp).to(tl.int64)  # a 910 adds no vectors of 64 bits
+    tl.store(positions + first + ramp, position, mask=verified)
     tl.store(row_slots + first + ramp, window, mask=verified)
     tl.store(kv_lens + request, seq_len + NUM_STEPS + 1)
 
@@ -84,9 +85,9 @@ def place_tail(
     request = tl.program_id(0)
     ramp = tl.arange(0, WINDOW)
     inside = ramp < NUM_TAILS
-    position = tl.load(new_seq_lens + request) + ramp
+    position = tl.load(new_seq_lens + request).to(tl.int32) + ramp
     behind = slots + request * num_slots + tl.load(accept_lens + request)
     places = ramp * batch_size + request
-    tl.store(positions + places, position, mask=inside)
+    tl.store(positions + places, position.to(tl.int64), mask=inside)
     tl.store(tail_slots + places, tl.load(behind + ramp, mask=inside, other=0), mask=inside)
-    tl.store(kv_lens + places, position + 1, mask=inside)
+    tl.store(kv_lens + places, (position + 1).to(tl.int64), mask=inside)

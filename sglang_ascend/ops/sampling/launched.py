@@ -20,6 +20,12 @@ def accepts(logits: torch.Tensor, *tensors: object) -> bool:
     return logits.dtype in DTYPES and logits.stride(1) == 1
 
 
+def accepts_rows(logits: torch.Tensor, *tensors: object) -> bool:
+    """As ``accepts``; on the NPU whole groups, for a group is read there whatever its mask says."""
+    whole = logits.shape[1] % GROUP_SIZE == 0 or logits.device.type != "npu"
+    return whole and accepts(logits)
+
+
 def sizes() -> dict[str, Any]:
     return {"GROUP": GROUP_SIZE, "TILE": TILE}
 

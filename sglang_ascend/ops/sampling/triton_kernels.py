@@ -58,9 +58,9 @@ def stream(
     end = tl.minimum((part + 1) * tiles_per_part, num_tiles)
     for tile in range(part * tiles_per_part, end):
         groups = tile * TILE + tl.arange(0, TILE)
-        tokens = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        tokens = tile * (TILE * GROUP) + tl.arange(0, TILE * GROUP)
         x = tl.load(logits + row * stride + tokens, mask=tokens < vocab_size, other=-float("inf"))
-        x = x.to(tl.float32)
+        x = tl.reshape(x.to(tl.float32), (TILE, GROUP))
         maxima = tl.max(x, axis=1)
         tl.store(group_max + row * num_groups + groups, maxima, mask=groups < num_groups)
         largest = tl.maximum(tl.max(maxima, axis=0), LOWEST)
