@@ -6,6 +6,7 @@ SHELL := bash
 
 VENV ?= .venv
 NPU_VENV ?= .venv-npu
+TRITON_ASCEND_VENV ?= .venv-triton-ascend
 MODEL ?= smollm2-mtp
 PORT ?= 30000
 ARGS ?=
@@ -18,7 +19,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 .PHONY: help
 help: ## Show this help
 	@echo "make TARGET [VARIABLE=value ...]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "VENV=$(VENV)  NPU_VENV=$(NPU_VENV)  MODEL=$(MODEL) (a name from the catalogue, or a checkpoint folder)  PORT=$(PORT)"
 	@echo "ARGS= adds flags to the command that a target runs; PYTHON= names a Python 3.11."
@@ -41,6 +42,11 @@ test-all: venv-dev ## Run every test
 test-npu-emulated: ## Run the tests of the real torch_npu on an emulated NPU, in NPU_VENV
 	@scripts/npu_emulation.sh $(NPU_VENV) python -m pytest tests/npu_emulation $(ARGS)
 
+.PHONY: test-triton-ascend
+test-triton-ascend: ## Lower the Triton kernels as Ascend's compiler does, without CANN, and run them on the CPU
+	@scripts/triton-ascend-env.sh $(TRITON_ASCEND_VENV)
+	@TRITON_ASCEND_TESTS=1 PYTHONPATH=. $(TRITON_ASCEND_VENV)/bin/python -m pytest tests/triton_ascend $(ARGS)
+
 .PHONY: bench
 bench: venv ## Measure output tokens/s with and without MTP
 	@$(BIN)/python -m benchmarks.serving $(ARGS)
@@ -62,7 +68,7 @@ doctor: venv ## Print versions, platform, hooks and ops, and say what is off
 
 .PHONY: clean
 clean: ## Remove the virtual environment and every build output
-	rm -rf $(VENV) $(NPU_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(TRITON_ASCEND_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find sglang_ascend tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The script decides by content what is out of date; asking it costs a twentieth of a second.

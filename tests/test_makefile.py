@@ -149,7 +149,8 @@ def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
 
 def test_make_alone_explains_every_target():
     shown = make().stdout
-    for target in "serve test test-all test-npu-emulated bench quality style doctor clean".split():
+    tests = "test test-all test-npu-emulated test-triton-ascend"
+    for target in f"serve {tests} bench quality style doctor clean".split():
         assert f"  {target} " in shown
 
 

@@ -78,6 +78,13 @@ def test_everything_that_make_installs_is_pinned():
     ] == []
 
 
+def test_kernels_are_lowered_by_the_versions_of_an_ascend_machine():
+    lowering, machine = read("triton-ascend.txt"), read("npu.txt")
+    assert all(str(item.specifier).startswith("==") for item in lowering.values())
+    shared = {"triton-ascend", "pybind11"}
+    assert {name: lowering[name] for name in shared} == {name: machine[name] for name in shared}
+
+
 def test_nothing_that_would_replace_torch_is_installed_with_its_dependencies():
     assert {"timm", "torchvision", "sglang"} <= set(read("no-deps.txt"))
     assert set(read("sglang-0.5.23-cpu.txt")) & set(read("no-deps.txt")) == set()
