@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
+from torch_npu.npu.graphs import _GraphDispatchMode
 
 from npu_emulation.device_work import (
     alias,
@@ -58,6 +59,15 @@ class Numerics(TorchDispatchMode):
         self.computed: Counter[str] = Counter()
         self.not_counted: Counter[str] = Counter()
 
+    def __enter__(self) -> Numerics:
+        _active.append(self)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _active.remove(self)
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name
@@ -91,7 +101,11 @@ class Numerics(TorchDispatchMode):
                 poison(leaf)
 
         def closure() -> None:
-            _write(func, places, tree_leaves(call()))
+            try:
+                _write(func, places, tree_leaves(call()))
+            except Exception as error:
+                error.add_note(f"while the emulated NPU computed {func}")
+                raise
 
         enqueue(closure)
         return result
@@ -121,6 +135,23 @@ class Numerics(TorchDispatchMode):
                     raise
                 self.not_counted[name] += 1
                 raise EmulationError(f"{name} is not emulated: {error}") from error
+
+
+_active: list[Numerics] = []  # in any thread
+_update = _GraphDispatchMode.update_capture_record
+
+
+def _update_with_numbers(records: _GraphDispatchMode, cpu_update_input: list[dict]) -> None:
+    """NPUGraph.update, which a server calls in a thread of its own, where no mode is active."""
+    here = _get_current_dispatch_mode_stack()
+    if not _active or any(isinstance(mode, Numerics) for mode in here):
+        _update(records, cpu_update_input)
+        return
+    with Numerics():
+        _update(records, cpu_update_input)
+
+
+_GraphDispatchMode.update_capture_record = _update_with_numbers
 
 
 def _is_tensor(value: object) -> bool:

@@ -144,6 +144,20 @@ def test_decode_over_pages_attends_to_each_request_s_keys(numerics, layout, form
     check_decode(layout, form)
 
 
+def test_a_request_without_keys_attends_to_nothing(numerics):
+    """As when a server captures its graphs."""
+    requests = Requests.random([1, 1, 1], KV_LENGTHS)
+    result, _ = attend(
+        torch.stack(requests.queries),
+        input_layout="BSND",
+        block_size=BLOCK,
+        actual_seq_lengths_kv=[0, *KV_LENGTHS[1:]],
+        **requests.paged("BnBsH"),
+    )
+    wanted = requests.oracle(causal=False)[0]
+    torch.testing.assert_close(result, torch.stack([torch.zeros_like(wanted[0]), *wanted[1:]]))
+
+
 @pytest.mark.parametrize("rows", [[4, 4, 4], [1, 3, 2]])
 @pytest.mark.parametrize("form", ["BnBsH", "BnNBsD"])
 def test_verify_over_pages_is_causal_from_the_right(numerics, rows, form):

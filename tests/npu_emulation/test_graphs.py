@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -151,6 +152,17 @@ def check_lengths(attention: Attention) -> None:
 
 def test_updated_lengths_are_those_of_the_next_replay(numerics):
     check_lengths(Attention())
+
+
+def test_an_update_in_a_thread_of_its_own_is_the_same(numerics):
+    attention = Attention()
+    lengths = [3, 50]
+    update = [{"actual_seq_lengths_kv": lengths}]
+    thread = threading.Thread(target=attention.graph.update, args=(update,))
+    thread.start()
+    attention.graph.replay()
+    thread.join()
+    torch.testing.assert_close(attention.result.cpu(), attention.wanted(lengths))
 
 
 def test_stale_lengths_are_caught(numerics, monkeypatch):

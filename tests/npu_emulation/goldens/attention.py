@@ -14,6 +14,7 @@ from torch import Tensor
 from npu_emulation.goldens.registry import UnsupportedArgumentError, golden
 
 LEFT_CAUSAL, RIGHT_CAUSAL = 2, 3
+NO_BAND = 2**31 - 1  # pre_tokens and next_tokens that hide nothing
 COMPRESSED_MASK = 2048  # sparse modes 2 and 3 are given the upper triangle of this size
 
 
@@ -69,7 +70,8 @@ class Pages:
             num_heads,
         ):
             blocks = blocks.transpose(1, 2)
-        return blocks.reshape(num_blocks * self.size, num_heads, -1)[:length]
+        width = cache[0].numel() // (self.size * num_heads)
+        return blocks.reshape(-1, num_heads, width)[:length]
 
 
 def hidden(
@@ -150,11 +152,16 @@ def fused_infer_attention_score(
     inner_precise: int = 0,
     block_size: int = 0,
     softmax_lse_flag: bool = False,
+    pre_tokens: int = NO_BAND,
+    next_tokens: int = NO_BAND,
 ) -> tuple[Tensor, Tensor | None]:
     """(attention, log-sum-exp [B, N, S, 1] or [T, N, 1] float32, if asked for).
 
-    In TND lengths are cumulative, but those of paged keys are each request's own.
+    In TND lengths are cumulative, but those of paged keys are each request's own. The bounds of a
+    band count in no causal mode.
     """
+    if sparse_mode == 0 and (pre_tokens, next_tokens) != (NO_BAND, NO_BAND):
+        raise UnsupportedArgumentError("attention in a band of tokens is not emulated.")
     num_kv_heads = num_key_value_heads or num_heads
     layout = Layout(input_layout, num_heads, num_kv_heads)
     lengths = actual_seq_lengths_kv
@@ -202,6 +209,8 @@ def fused_infer_attention_score_v2(
     block_size: int = 0,
     inner_precise: int = 0,
     return_softmax_lse: bool = False,
+    pre_tokens: int = NO_BAND,
+    next_tokens: int = NO_BAND,
 ) -> tuple[Tensor, Tensor | None]:
     """The first version under other names."""
     return fused_infer_attention_score(
@@ -221,4 +230,6 @@ def fused_infer_attention_score_v2(
         sparse_mode=sparse_mode,
         block_size=block_size,
         softmax_lse_flag=return_softmax_lse,
+        pre_tokens=pre_tokens,
+        next_tokens=next_tokens,
     )
