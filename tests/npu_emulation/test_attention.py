@@ -234,6 +234,47 @@ def test_latent_attention_adds_the_rotary_scores(numerics):
     check_mla([4, 4, 4])
 
 
+def test_atb_s_paged_attention_writes_the_rows_it_has_lengths_for(numerics):
+    requests = Requests.random([1, 1, 1], KV_LENGTHS)
+    paged = requests.paged("BnBsND")
+    lengths = torch.tensor(KV_LENGTHS, dtype=torch.int32)
+    out = torch.full((4, HEADS, WIDTH), 7.0, device="npu")
+    torch_npu._npu_paged_attention(
+        torch.cat([*requests.queries, requests.queries[0]]).to("npu"),
+        paged["key"],
+        paged["value"],
+        KV_HEADS,
+        HEADS,
+        SCALE,
+        paged["block_table"],
+        lengths,
+        out,
+    )
+    wanted = torch.cat(requests.oracle(causal=False)[0])
+    torch.testing.assert_close(out[:3].cpu(), wanted)
+    assert out[3].eq(7.0).all().item()
+    assert numerics.not_counted == {"atb::_npu_paged_attention": 1}
+
+
+def test_atb_s_latent_attention_takes_its_values_from_the_keys(numerics):
+    requests = Requests.random([1, 1, 1], KV_LENGTHS)
+    requests.values = [keys[..., :8] for keys in requests.keys]
+    paged = requests.paged("BnBsND")
+    out = torch.empty(3, HEADS, 8, device="npu")
+    torch_npu._npu_paged_attention_mla(
+        torch.cat(requests.queries).to("npu"),
+        paged["key"],
+        KV_HEADS,
+        HEADS,
+        SCALE,
+        paged["block_table"],
+        torch.tensor(KV_LENGTHS, dtype=torch.int32),
+        8,
+        out,
+    )
+    torch.testing.assert_close(out.cpu(), torch.cat(requests.oracle(causal=False)[0]))
+
+
 def test_the_second_version_is_the_first_under_other_names(numerics):
     requests = Requests.random([2, 2, 2], KV_LENGTHS)
     paged = requests.paged("BnBsH")

@@ -88,6 +88,32 @@ def test_a_rotation_the_other_way_is_caught(numerics, monkeypatch):
         check_rotation("half")
 
 
+@pytest.mark.parametrize("pairs", ["half", "interleave"])
+def test_rotation_by_positions_turns_the_first_elements_of_each_head(numerics, pairs):
+    positions, angles = torch.tensor([3, 0]), torch.randn(5, 4)
+    query, key = torch.randn(2, 3 * 16), torch.randn(2, 16)
+    cache = torch.cat((angles.cos(), angles.sin()), -1)
+    results = torch_npu.npu_mrope(
+        positions.to("npu"),
+        query.to("npu"),
+        key.to("npu"),
+        cache.to("npu"),
+        16,
+        mrope_section=[0, 0, 0],
+        rotary_mode=pairs,
+    )
+    for x, result in zip((query, key), results, strict=True):
+        wanted = x.clone().view(2, -1, 16)
+        for token, position in enumerate(positions.tolist()):
+            for head in range(wanted.shape[1]):
+                row = wanted[token, head]
+                turned = turned_pairs(row[:8].clone(), angles[position].tolist(), pairs)
+                for i, (first, second) in enumerate(turned):
+                    places = (i, i + 4) if pairs == "half" else (2 * i, 2 * i + 1)
+                    row[places[0]], row[places[1]] = first, second
+        torch.testing.assert_close(result.cpu(), wanted.view(x.shape))
+
+
 def interleaved_row(row: torch.Tensor, angles: list[float]) -> list[float]:
     """Pairs (2i, 2i + 1) turned: first of all pairs, then second."""
     turned = turned_pairs(row, angles, "interleave")

@@ -193,6 +193,17 @@ def test_a_product_without_the_rows_scale_is_caught(numerics, monkeypatch):
         check_quantized_product()
 
 
+def test_a_product_permutes_its_operands_and_its_result(numerics):
+    x, weight = torch.randn(3, 2, 5), torch.randn(2, 4, 5)
+    result = torch_npu.npu_transpose_batchmatmul(
+        x.to("npu"), weight.to("npu"), perm_x1=[1, 0, 2], perm_x2=[0, 2, 1], perm_y=[1, 0, 2]
+    )
+    wanted = [[weight[b].double() @ x[m, b].double() for b in range(2)] for m in range(3)]
+    torch.testing.assert_close(
+        result.cpu(), torch.stack([torch.stack(row) for row in wanted]).float()
+    )
+
+
 def kept_places(row: list[float], k: int, p: float) -> set[int]:
     """Top-k with ties, less the smallest whose probabilities sum to at most 1 - p."""
     threshold = sorted(row)[-k]

@@ -1,6 +1,15 @@
 """What torch_npu's operators compute, one definition each, independent of torch_npu."""
 
-from npu_emulation.goldens import attention, kvcache, moe, norms, quantized, rotary, sampling
+from npu_emulation.goldens import (
+    attention,
+    kvcache,
+    moe,
+    norms,
+    products,
+    quantized,
+    rotary,
+    sampling,
+)
 from npu_emulation.goldens.registry import GOLDENS, UnsupportedArgumentError, bind_golden
 
 __all__ = [
@@ -11,6 +20,7 @@ __all__ = [
     "kvcache",
     "moe",
     "norms",
+    "products",
     "quantized",
     "rotary",
     "sampling",

@@ -233,3 +233,50 @@ def fused_infer_attention_score_v2(
         pre_tokens=pre_tokens,
         next_tokens=next_tokens,
     )
+
+
+@golden("atb::_npu_paged_attention")
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    out: Tensor,
+) -> None:
+    """Decode: query and out [requests, heads, D], pages [blocks, size, kv heads, D]."""
+    num_rows = context_lens.numel()  # a graph's query and out may have more
+    rows, _ = fused_infer_attention_score(
+        query[:num_rows].unsqueeze(1),
+        key_cache,
+        value_cache,
+        actual_seq_lengths_kv=context_lens.tolist(),
+        block_table=block_table,
+        num_heads=num_heads,
+        scale=scale_value,
+        input_layout="BSND",
+        num_key_value_heads=num_kv_heads,
+        block_size=key_cache.shape[1],
+    )
+    out[:num_rows] = rows.squeeze(1)
+
+
+@golden("atb::_npu_paged_attention_mla")
+def paged_attention_mla(
+    query: Tensor,
+    key_cache: Tensor,
+    num_kv_heads: int,
+    num_heads: int,
+    scale_value: float,
+    block_table: Tensor,
+    context_lens: Tensor,
+    mla_vheadsize: int,
+    out: Tensor,
+) -> None:
+    """The same with keys whose first mla_vheadsize elements are the values."""
+    values = key_cache[..., :mla_vheadsize]
+    heads = (num_kv_heads, num_heads, scale_value)
+    paged_attention(query, key_cache, values, *heads, block_table, context_lens, out)

@@ -66,3 +66,33 @@ def kv_rmsnorm_rope_cache(
     for cache, rows in ((k_cache, rope), (ckv_cache, latent)):
         cache.view(-1, rows.shape[-1])[slots[written]] = rows.flatten(0, -2)[written]
     return (k_cache, ckv_cache, rope, latent) if is_output_kv else (k_cache, ckv_cache, None, None)
+
+
+@golden("npu::npu_mrope")
+def mrope(
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    cos_sin_cache: Tensor,
+    head_size: int,
+    mrope_section: list[int] | None = None,
+    rotary_mode: str = "half",
+) -> tuple[Tensor, Tensor]:
+    """query and key [tokens, heads * head_size] rotated by the cache's rows, cosines then sines, at
+    positions [tokens]: as many elements of each head, from its first, as a row has."""
+    if positions.dim() != 1 or (mrope_section and any(mrope_section)):
+        raise UnsupportedArgumentError("npu_mrope is emulated with one row of positions.")
+    cos, sin = cos_sin_cache.float()[positions.long()].unsqueeze(1).chunk(2, -1)
+    if rotary_mode == "half":
+        cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)
+    else:
+        cos, sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
+
+    def turned(x: Tensor) -> Tensor:
+        heads = x.float().view(x.shape[0], -1, head_size)
+        front, rest = heads[..., : cos.shape[-1]], heads[..., cos.shape[-1] :]
+        return (
+            torch.cat((rotated(front, cos, sin, rotary_mode), rest), -1).view(x.shape).to(x.dtype)
+        )
+
+    return turned(query), turned(key)
