@@ -82,7 +82,8 @@ class Numerics(TorchDispatchMode):
         self.computed[name] += 1
         if name in ("aten::copy_", "aten::_to_copy") and not all(map(_is_npu, _places(leaves))):
             return _transfer(func, args, kwargs)
-        if torch.Tag.dynamic_output_shape in func.tags:
+        if _has_shape_of_values(func, leaves):
+            self._dispatch(func, args, kwargs)
             return self._compute_at_once(func, args, kwargs)
         return self._compute(func, args, kwargs)
 
@@ -111,14 +112,12 @@ class Numerics(TorchDispatchMode):
         return result
 
     def _compute_at_once(self, func, args, kwargs) -> Any:
-        """The shape of the result depends on values, for which torch_npu's host waits as well."""
+        """A result whose shape torch_npu has to wait for, or cannot tell without CANN."""
         if is_capturing():
             raise EmulationError(
                 f"{func} has a shape that depends on values: it cannot be captured."
             )
         call = _on_cpu(func, args, kwargs)
-        if torch.Tag.dynamic_output_shape in func.tags:
-            self._dispatch(func, args, kwargs)
         finish_stream()
         return tree_map(_on_npu, call())
 
@@ -152,6 +151,15 @@ def _update_with_numbers(records: _GraphDispatchMode, cpu_update_input: list[dic
 
 
 _GraphDispatchMode.update_capture_record = _update_with_numbers
+
+
+def _has_shape_of_values(func, leaves: list[Any]) -> bool:
+    """Whether the result's shape depends on values. An index by integers is tagged so in vain."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    masks = (torch.bool, torch.uint8)
+    is_index = func._schema.name == "aten::index"
+    return not is_index or any(_is_tensor(leaf) and leaf.dtype in masks for leaf in leaves[1:])
 
 
 def _is_tensor(value: object) -> bool:

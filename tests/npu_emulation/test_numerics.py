@@ -41,6 +41,16 @@ def test_nothing_is_computed_before_someone_waits(numerics):
     assert num_pending() == 0
 
 
+def test_an_index_by_integers_waits_for_nothing(numerics):
+    x, places = torch.arange(4.0, device="npu"), torch.tensor([2, 0], device="npu")
+    doubled = x * 2
+    with counted() as counts:
+        picked = doubled[places]
+    assert counts.stream_syncs == 0
+    assert num_pending() == 2
+    assert picked.tolist() == [4.0, 0.0]
+
+
 def test_in_place_and_out_operators_write_where_they_should(numerics):
     x = torch.arange(6.0, device="npu")
     x[2:4].mul_(10)
