@@ -18,10 +18,8 @@ VOCABULARY = range(3)
 
 
 @pytest.fixture(params=["reference", "numba", "triton"], autouse=True)
-def body(request, monkeypatch):
+def body(request, monkeypatch, triton_interpreter):
     """Every test here runs on each implementation; Triton's in its interpreter, without a GPU."""
-    # Read where a kernel is defined, which is at its first use.
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     for name in ("prepare_step", "verify_chain", "place_tail"):
         op = getattr(chain, name)
         present = request.param in op._implementations

@@ -13,6 +13,8 @@ from paged_batch import Batch, agrees, uniform_batch
 from sglang_ascend.ops.attention import launched
 from sglang_ascend.ops.attention.tiles import ASCEND, H100
 
+pytestmark = pytest.mark.usefixtures("triton_interpreter")
+
 NAN = float("nan")
 # Ragged; one short of, at and one past pages of 16 and 128 and tiles of 64.
 LENGTHS = (1, 130, 17, 128, 63)
@@ -22,12 +24,6 @@ HEADS = pytest.mark.parametrize("num_heads", [1, 3, 16])
 # heads, key heads, dim: groups of 1, 3 and 16 heads, one dim that is no power of two.
 GQA_SHAPES = pytest.mark.parametrize("shape", [(2, 2, 16), (6, 2, 40), (16, 1, 32)], ids=str)
 MLA_WIDTHS = (88, 32)  # nano-deepseek's latent rank and rope dim
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch):
-    # Read where a kernel is defined, which is at its first use.
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture

@@ -15,14 +15,10 @@ from kept_tokens import NO_TOP_K, differences, kept_by_sorting, random_rows, rul
 from sglang_ascend.ops import sampling
 from sglang_ascend.ops.sampling.threshold import Kept
 
+pytestmark = pytest.mark.usefixtures("triton_interpreter")
+
 VOCAB_SIZE = 129280  # DeepSeek-V3's
 ON_HOST = ["reference", "numba"]
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch):
-    # Read where a kernel is defined, which is at its first use.
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 GRID = [(1, 2000), (2, 20000), (3, 20000), (8, 20000), (40, 20000), (64, 10000), (65, 10000)]

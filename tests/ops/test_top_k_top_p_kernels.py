@@ -16,13 +16,9 @@ from sglang_ascend.ops import sampling
 from sglang_ascend.ops.sampling import launched
 from sglang_ascend.ops.sampling.threshold import Kept
 
+pytestmark = pytest.mark.usefixtures("triton_interpreter")
+
 VOCAB_SIZE = 129280  # DeepSeek-V3's
-
-
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch):
-    # Read where a kernel is defined, which is at its first use.
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture
