@@ -7,6 +7,7 @@
 # byte-compile 28,000 files one by one; here the idle cores do it while the next step downloads.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/environment.sh
 
 venv=${1:?usage: bootstrap.sh VENV [dev]}
 extras=${2:+[$2]}
@@ -16,19 +17,6 @@ requirements=requirements
 export PIP_CONSTRAINT="$PWD/$requirements/constraints-cpu.txt"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 unset PYTHONPATH PYTHONHOME
-
-die() { echo "bootstrap: $*" >&2; exit 1; }
-
-find_python() {
-    for candidate in "${PYTHON:-}" python3.11 python3; do
-        [ -n "$candidate" ] || continue
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-            echo "$candidate"
-            return
-        fi
-    done
-    die "Python 3.11 is needed and none was found: install python3.11, or name one with PYTHON=/path/to/python3.11."
-}
 
 require_compiler() {
     for candidate in "${CC:-}" cc gcc clang; do

@@ -5,6 +5,7 @@
 # CANN's place is built inside it and reached by LD_LIBRARY_PATH of the command alone: docs/ascend-emulation.md.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
+. "$root/scripts/environment.sh"
 
 venv=${1:?usage: npu_emulation.sh VENV [--soc NAME] [--cann VERSION] COMMAND...}
 shift
@@ -13,11 +14,8 @@ constraints="$root/requirements/constraints-cpu.txt"
 unset PYTHONHOME
 export PYTHONPATH="$root:$root/tests${PYTHONPATH:+:$PYTHONPATH}"
 
-die() { echo "npu_emulation: $*" >&2; exit 1; }
-
 if ! "$venv/bin/python" -m pip --version >/dev/null 2>&1; then
-    python=${PYTHON:-python3.11}
-    command -v "$python" >/dev/null || die "Python 3.11 is needed: install python3.11, or name one with PYTHON=."
+    python=$(find_python)
     echo "  making $venv with $("$python" --version)"
     "$python" -m venv --clear "$venv"
 fi

@@ -5,23 +5,11 @@
 # unpacked into it without root; where they cannot be had, the tests that execute kernels are left out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/environment.sh
 
 venv=${1:?usage: triton-ascend-env.sh VENV}
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
 unset PYTHONPATH PYTHONHOME
-
-die() { echo "triton-ascend-env: $*" >&2; exit 1; }
-
-find_python() {
-    for candidate in "${PYTHON:-}" python3.11 python3; do
-        [ -n "$candidate" ] || continue
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-            echo "$candidate"
-            return
-        fi
-    done
-    die "Python 3.11 is needed and none was found: install python3.11, or name one with PYTHON=/path/to/python3.11."
-}
 
 # torch first and with its dependencies; a CUDA build of it brings upstream's triton along, which must go
 # before triton-ascend writes the same folder.
