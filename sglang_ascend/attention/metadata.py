@@ -82,8 +82,10 @@ def mla_attention(
     latent_cache: torch.Tensor,
     scale: float,
     kv_lora_rank: int,
+    rope_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, heads, kv_lora_rank + rope] -> [rows, heads, kv_lora_rank]."""
+    """[rows, heads, kv_lora_rank + rope] -> [rows, heads, kv_lora_rank]; caches as in
+    ``ops.attention.reference.paged_mla``."""
     if metadata.is_uniform:
         return ops.paged_mla(
             query,
@@ -94,6 +96,7 @@ def mla_attention(
             page_size=metadata.page_size,
             scale=scale,
             kv_lora_rank=kv_lora_rank,
+            rope_cache=rope_cache,
         )
     return ops.paged_mla_ragged(
         query,
@@ -104,4 +107,5 @@ def mla_attention(
         page_size=metadata.page_size,
         scale=scale,
         kv_lora_rank=kv_lora_rank,
+        rope_cache=rope_cache,
     )

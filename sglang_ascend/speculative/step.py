@@ -19,6 +19,7 @@ class Requests:
     req_pool_indices: torch.Tensor  # int [batch], row in req_to_token
     req_to_token: torch.Tensor  # int [rows, max_context_len], position -> slot
     max_kv_len: int  # host bound, at least seq_len + 2K of every request
+    page_size: int = 1  # slots that are allocated together
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def speculative_step(
         requests.req_to_token,
         constants.window,
         requests.max_kv_len,
+        requests.page_size,
     )
 
     # Verify: row j says what follows draft token j.

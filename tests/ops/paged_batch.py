@@ -117,32 +117,43 @@ class Batch:
             scale=self.scale,
         )
 
-    def mla(self, query=None, name=None, table=None):
+    def latent_caches(self, apart):
+        """The cache, and the keywords of a cache in which the rope part lies apart."""
+        if not apart:
+            return self.key_cache, {}
+        latent, rope = self.key_cache.tensor_split([self.rank], dim=-1)
+        return latent.contiguous(), {"rope_cache": rope.contiguous()}
+
+    def mla(self, query=None, name=None, table=None, apart=False):
         """By one implementation, or as the operator chooses."""
+        cache, keywords = self.latent_caches(apart)
         body = attention.paged_mla
         if name is not None:
             body = body.implementation(name)
         return body(
             self.query if query is None else query,
-            self.key_cache,
+            cache,
             self.table if table is None else table,
             torch.tensor(self.kv_lens),
             query_len=self.query_lens[0],
             page_size=self.page_size,
             scale=self.scale,
             kv_lora_rank=self.rank,
+            **keywords,
         )
 
-    def mla_ragged(self):
+    def mla_ragged(self, apart=False):
+        cache, keywords = self.latent_caches(apart)
         return attention.paged_mla_ragged(
             self.query,
-            self.key_cache,
+            cache,
             self.table,
             self.kv_lens,
             query_lens=self.query_lens,
             page_size=self.page_size,
             scale=self.scale,
             kv_lora_rank=self.rank,
+            **keywords,
         )
 
 

@@ -37,13 +37,14 @@ def slot_lists(max_context_len: int) -> torch.Tensor:
     return torch.randperm(8 * max_context_len, generator=generator).view(8, -1).int()
 
 
-def prepared(num_steps: int, req_to_token: torch.Tensor):
+def prepared(num_steps: int, req_to_token: torch.Tensor, page_size: int = 1):
     return chain.prepare_step(
         torch.tensor(STARTS),
         torch.tensor(ROWS),
         req_to_token,
         torch.arange(2 * num_steps),
         max(STARTS) + 2 * num_steps,
+        page_size,
     )
 
 
@@ -69,6 +70,22 @@ def test_a_step_is_prepared_from_the_committed_lengths(num_steps):
     assert {tensor.dtype for tensor in indices} == {torch.int64}
 
 
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_the_block_table_names_pages_where_slots_come_in_pages(page_size):
+    """Oracle: the slot of every position, found through its page."""
+    pages = slot_lists(80 // page_size)
+    slots = pages[:, :, None] * page_size + torch.arange(page_size)
+    req_to_token = slots.flatten(1).int()
+    inputs, by_slot = prepared(3, req_to_token, page_size), prepared(3, req_to_token)
+    assert inputs.page_size == page_size
+    for request, (start, row) in enumerate(zip(STARTS, req_to_token[ROWS].tolist(), strict=True)):
+        for position in range(start + 6):
+            page = int(inputs.block_table[request, position // page_size])
+            assert page * page_size + position % page_size == row[position]
+    for name in ("positions", "row_slots", "slots", "kv_lens"):
+        assert torch.equal(getattr(inputs, name), getattr(by_slot, name)), name
+
+
 def fields_that_follow_the_scheduler(prepare) -> set[str]:
     """Fields of a prepared step that change when the scheduler writes what it was made from.
 
@@ -76,10 +93,11 @@ def fields_that_follow_the_scheduler(prepare) -> set[str]:
     """
     seq_lens, rows, req_to_token = torch.tensor(STARTS), torch.tensor(ROWS), slot_lists(80)
     inputs = prepare(seq_lens, rows, req_to_token, torch.arange(6), max(STARTS) + 6)
-    before = {name: tensor.clone() for name, tensor in vars(inputs).items()}
+    tensors = {name: value for name, value in vars(inputs).items() if name != "page_size"}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
     for written in (seq_lens, rows, req_to_token):
         written.fill_(-1)
-    return {name for name, tensor in vars(inputs).items() if not torch.equal(before[name], tensor)}
+    return {name for name, tensor in tensors.items() if not torch.equal(before[name], tensor)}
 
 
 def test_a_prepared_step_does_not_follow_the_scheduler():

@@ -99,6 +99,14 @@ def test_lengths_around_the_edges_of_tiles_pages_and_splits(edge, page_size, spl
     assert gqa_is_right(gqa_batch((1, 1, 16), 1, page_size, lengths))
 
 
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_the_rope_part_may_have_a_cache_of_its_own(page_size, split_into):
+    """As in Ascend's pools."""
+    split_into(2)
+    batch = mla_batch(3, 4, page_size)
+    assert agrees(batch.mla(name="triton", apart=True), batch.expected())
+
+
 @pytest.mark.slow
 @PAGE_SIZES
 @QUERY_LENS

@@ -13,9 +13,10 @@ def unwritten(*shape: int) -> torch.Tensor:
 
 
 def prepare_step() -> Launch:
-    """K = 3; one table ends inside the kernel's first block of 1024 positions, none at its end."""
-    starts, rows, num_steps = [1, 0, 33, 1029, 34], [5, 0, 7, 2, 3], 3
-    max_context_len, max_kv_len, batch_size = 1100, 1040, 5
+    """K = 3, pages of 16: one table ends inside the kernel's second block of 1024 pages."""
+    starts, rows, num_steps = [1, 0, 33, 16400, 34], [5, 0, 7, 2, 3], 3
+    page_size, num_pages, batch_size = 16, 1030, 5
+    max_context_len = num_pages * page_size - 7
     generator = torch.Generator().manual_seed(1)
     lists = torch.randperm(8 * max_context_len, generator=generator).view(8, -1).int()
     positions = [[start + j for j in range(num_steps + 1)] for start in starts]
@@ -23,20 +24,22 @@ def prepare_step() -> Launch:
     row_slots = [[of_row[i][p] for p in positions[i]] for i in range(batch_size)]
     slots = [[of_row[i][start + j] for j in range(2 * num_steps)] for i, start in enumerate(starts)]
     kv_lens = [start + num_steps + 1 for start in starts]
-    block_table = [[of_row[i][p] for p in range(max_kv_len)] for i in range(batch_size)]
+    firsts = [i * page_size for i in range(num_pages)]
+    block_table = [[listed[slot] // page_size for slot in firsts] for listed in of_row]
     expected = [torch.tensor(rows) for rows in (positions, row_slots, slots, kv_lens, block_table)]
     outputs = [unwritten(*tensor.shape) for tensor in expected]
     inputs = torch.tensor(starts), torch.tensor(rows), lists
     return Launch(
         (batch_size,),
-        (*inputs, *outputs, max_context_len, max_kv_len),
+        (*inputs, *outputs, max_context_len, num_pages),
         dict(enumerate(expected, start=len(inputs))),
         (
-            ("arith.addi %1, %c4_i64", "arith.subi %1, %c4_i64"),  # kv_lens
-            ("arith.addi %16, %7", "arith.subi %16, %7"),  # positions
+            ("arith.addi %3, %c4_i64", "arith.subi %3, %c4_i64"),  # kv_lens
+            ("arith.addi %18, %9", "arith.subi %18, %9"),  # positions
             ("%arg15, %c6_i32", "%arg15, %c4_i32"),  # slots
-            ("arith.addi %4, %1", "arith.addi %4, %4"),  # row_slots
-            ("%c1024 = arith.constant 1024", "%c1024 = arith.constant 1023"),  # block_table
+            ("arith.addi %6, %3", "arith.addi %6, %6"),  # row_slots
+            ("arith.muli %28, %c16", "arith.addi %28, %c16"),  # the first slot of a page
+            ("arith.divsi %37", "arith.addi %37"),  # its page
         ),
     )
 

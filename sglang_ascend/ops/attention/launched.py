@@ -131,6 +131,7 @@ def paged_mla(
     page_size: int,
     scale: float,
     kv_lora_rank: int,
+    rope_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``reference.paged_mla`` of what ``accepts_mla``; what no request owns is never read.
 
@@ -148,6 +149,8 @@ def paged_mla(
     num_splits = num_splits_of(query, block_table, page_size, batch_size * num_blocks)
     splits = Splits(output, query_len, 1, num_splits)
     rope_dim = query.shape[2] - kv_lora_rank
+    if rope_cache is None:
+        rope_cache = latent_cache[..., kv_lora_rank:]
     constants: dict[str, Any] = {
         "NUM_HEADS": num_heads,
         "RANK": kv_lora_rank,
@@ -159,12 +162,14 @@ def paged_mla(
     triton_kernels.mla_split[(num_blocks, splits.num_splits, batch_size)](
         query,
         latent_cache,
+        rope_cache,
         block_table,
         kv_lens,
         splits.outputs,
         splits.masses,
         scale,
         latent_cache.stride(0),
+        rope_cache.stride(0),
         block_table.stride(0),
         **constants,
         **launch_options(query, tiles, splits, query_len, page_size),
@@ -237,10 +242,13 @@ def accepts_mla(
     page_size: int,
     scale: float,
     kv_lora_rank: int,
+    rope_cache: torch.Tensor | None = None,
 ) -> bool:
-    """Contiguous queries, unbroken latent rows at any distance, all on one device."""
+    """Contiguous queries, unbroken latent and rope rows at any distance, all on one device."""
+    caches = (latent_cache,) if rope_cache is None else (latent_cache, rope_cache)
     return (
-        are_readable(query, (latent_cache,), block_table, kv_lens)
+        are_readable(query, caches, block_table, kv_lens)
+        and sum(cache.shape[2] for cache in caches) == query.shape[2]
         and mla_tiles(query, query_len, page_size, kv_lora_rank) is not None
     )
 
@@ -259,6 +267,7 @@ def accepts_gqa(
     """Contiguous queries, the heads of a slot one behind another, all on one device."""
     return (
         are_readable(query, (key_cache, value_cache), block_table, kv_lens)
+        and key_cache.shape[2] == value_cache.shape[2] == query.shape[2]
         and gqa_tiles(query, query_len, page_size, key_cache.shape[1]) is not None
     )
 
@@ -279,7 +288,6 @@ def are_readable(
         and query.dtype in DTYPES
         and all(
             cache.dtype in DTYPES
-            and cache.shape[2] == query.shape[2]
             and cache.stride(2) == 1
             and (cache.shape[1] == 1 or cache.stride(1) == cache.shape[2])
             for cache in caches

@@ -54,6 +54,19 @@ def _gather_rows(cache: torch.Tensor, rows: torch.Tensor, dtype: torch.dtype) ->
     return gathered.view(*rows.shape, -1).to(dtype)
 
 
+def _gather_latent(
+    latent_cache: torch.Tensor,
+    rope_cache: torch.Tensor | None,
+    rows: torch.Tensor,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """c and r beside each other: [batch, 1, max_kv_len, kv_lora_rank + rope_dim]."""
+    latent = _gather_rows(latent_cache, rows, dtype)
+    if rope_cache is None:
+        return latent
+    return torch.cat([latent, _gather_rows(rope_cache, rows, dtype)], dim=-1)
+
+
 def _attend_bucket(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -130,6 +143,7 @@ def paged_mla(
     page_size: int,
     scale: float,
     kv_lora_rank: int,
+    rope_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Absorbed multi-head latent attention: one latent stream is both key and value.
 
@@ -138,8 +152,9 @@ def paged_mla(
 
     Args:
         query: [batch * query_len, heads, kv_lora_rank + rope_dim], absorbed nope part first.
-        latent_cache: [slots, 1, kv_lora_rank + rope_dim], c then r.
+        latent_cache: [slots, 1, kv_lora_rank + rope_dim], c then r; c alone beside a rope_cache.
         kv_lora_rank: width of c.
+        rope_cache: [slots, 1, rope_dim], r, where it has a cache of its own.
         The rest as in ``paged_gqa``.
 
     Returns:
@@ -149,7 +164,7 @@ def paged_mla(
     output = query_of.new_empty(*query_of.shape[:3], kv_lora_rank)
     for requests, max_kv_len in _length_buckets(kv_lens):
         rows = _head_rows(block_table[requests], page_size, 1, max_kv_len)
-        latent = _gather_rows(latent_cache, rows, query.dtype)
+        latent = _gather_latent(latent_cache, rope_cache, rows, query.dtype)
         # The rope part rides along as value columns and is cut off: equal key and value widths
         # keep the fused CPU kernel, and the stream is gathered once.
         attended = _attend_bucket(query_of[requests], latent, latent, kv_lens[requests], scale)
@@ -213,11 +228,12 @@ def paged_mla_ragged(
     page_size: int,
     scale: float,
     kv_lora_rank: int,
+    rope_cache: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Latent attention of prefill: lengths as in ``paged_gqa_ragged``, maths of ``paged_mla``."""
     output = []
     for i, queries in enumerate(query.split(list(query_lens))):
         rows = _head_rows(block_table[i : i + 1], page_size, 1, kv_lens[i])
-        latent = _gather_rows(latent_cache, rows, query.dtype)
+        latent = _gather_latent(latent_cache, rope_cache, rows, query.dtype)
         output.append(_attend_request(queries, latent, latent, scale)[..., :kv_lora_rank])
     return torch.cat(output)

@@ -86,12 +86,14 @@ def _store_split(
 def mla_split(
     query,
     latent_cache,
+    rope_cache,
     block_table,
     kv_lens,
     output,
     masses,
     scale,
-    slot_stride,
+    latent_stride,
+    rope_stride,
     table_stride,
     QUERY_LEN: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -132,11 +134,13 @@ def mla_split(
     for start in range(first, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         slots = _slots_of_tile(pages, start, end, PAGE_SIZE, BLOCK_N)
-        tile = latent_cache + slots[:, None] * slot_stride
+        latent_rows = latent_cache + slots[:, None] * latent_stride
+        rope_rows = rope_cache + slots[:, None] * rope_stride
         # What lies past the end belongs to nobody: not even its product with 0 is let in.
         written = (keys < end)[:, None]
-        latent = tl.load(tile + rank, mask=written & (rank < RANK), other=0.0).to(OPERAND)
-        turned = tl.load(tile + RANK + rope, mask=written & (rope < ROPE_DIM), other=0.0)
+        latent = tl.load(latent_rows + rank, mask=written & (rank < RANK), other=0.0)
+        latent = latent.to(OPERAND)
+        turned = tl.load(rope_rows + rope, mask=written & (rope < ROPE_DIM), other=0.0)
         scores = tl.dot(query_rank, tl.trans(latent), input_precision="ieee")
         turned = tl.trans(turned.to(OPERAND))
         scores = tl.dot(query_rope, turned, scores, input_precision="ieee")

@@ -15,6 +15,7 @@ def prepare_step(
     req_to_token: torch.Tensor,
     offsets: torch.Tensor,
     max_kv_len: int,
+    page_size: int = 1,
 ) -> StepInputs:
     from sglang_ascend.ops.chain import kernels
 
@@ -24,13 +25,15 @@ def prepare_step(
         row_slots=torch.empty(batch_size * num_draft_tokens, dtype=torch.int64),
         slots=torch.empty(batch_size, len(offsets), dtype=torch.int64),
         kv_lens=torch.empty(batch_size, dtype=torch.int64),
-        block_table=torch.empty(batch_size, max_kv_len, dtype=torch.int64),
+        block_table=torch.empty(batch_size, -(-max_kv_len // page_size), dtype=torch.int64),
+        page_size=page_size,
     )
     kernels.prepare_step(
         seq_lens.numpy(),
         req_pool_indices.numpy(),
         req_to_token.numpy(),
         num_draft_tokens,
+        page_size,
         inputs.positions.numpy(),
         inputs.row_slots.numpy(),
         inputs.slots.numpy(),

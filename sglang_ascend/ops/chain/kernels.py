@@ -11,17 +11,17 @@ def prepare_step(
     req_pool_indices,
     req_to_token,
     num_draft_tokens,
+    page_size,
     positions,
     row_slots,
     slots,
     kv_lens,
     block_table,
 ):
-    max_kv_len = block_table.shape[1]
     for request in range(len(seq_lens)):
         row, start = req_pool_indices[request], seq_lens[request]
-        for position in range(max_kv_len):
-            block_table[request, position] = req_to_token[row, position]
+        for page in range(block_table.shape[1]):
+            block_table[request, page] = req_to_token[row, page * page_size] // page_size
         kv_lens[request] = start + num_draft_tokens
         for j in range(slots.shape[1]):
             slots[request, j] = req_to_token[row, start + j]

@@ -24,10 +24,12 @@ def prepare_step(
     req_to_token: torch.Tensor,
     offsets: torch.Tensor,
     max_kv_len: int,
+    page_size: int = 1,
 ) -> StepInputs:
     from sglang_ascend.ops.chain import triton_kernels
 
     batch_size, num_steps = len(seq_lens), len(offsets) // 2
+    num_pages = -(-max_kv_len // page_size)
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.int64, device=seq_lens.device)
@@ -37,11 +39,13 @@ def prepare_step(
         row_slots=empty(batch_size * (num_steps + 1)),
         slots=empty(batch_size, 2 * num_steps),
         kv_lens=empty(batch_size),
-        block_table=empty(batch_size, max_kv_len),
+        block_table=empty(batch_size, num_pages),
+        page_size=page_size,
     )
     constants: dict[str, Any] = {
         "NUM_STEPS": num_steps,
         "WINDOW": window_of(2 * num_steps),
+        "PAGE_SIZE": page_size,
         "BLOCK": BLOCK,
     }
     if batch_size:
@@ -55,7 +59,7 @@ def prepare_step(
             inputs.kv_lens,
             inputs.block_table,
             req_to_token.stride(0),
-            max_kv_len,
+            num_pages,
             **constants,
         )
     return inputs
@@ -67,6 +71,7 @@ def accepts_prepare_step(
     req_to_token: torch.Tensor,
     offsets: torch.Tensor,
     max_kv_len: int,
+    page_size: int = 1,
 ) -> bool:
     """Contiguous slot lists; the kernel adds to raw pointers."""
     return req_to_token.stride(1) == 1 and seq_lens.is_contiguous()

@@ -21,7 +21,8 @@ class StepInputs:
     row_slots: torch.Tensor  # int64 [batch * (K+1)], KV slot of each verified row
     slots: torch.Tensor  # int64 [batch, 2K], slots of the positions from seq_len on
     kv_lens: torch.Tensor  # int64 [batch], seq_len + K+1
-    block_table: torch.Tensor  # int64 [batch, max_kv_len], slot of every position (pages of 1)
+    block_table: torch.Tensor  # int64 [batch, max_kv_len / page_size], page of every position
+    page_size: int
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ def prepare_step(
     req_to_token: torch.Tensor,
     offsets: torch.Tensor,
     max_kv_len: int,
+    page_size: int = 1,
 ) -> StepInputs:
     """Positions, slots, lengths and block table of one step. Does not synchronise.
 
@@ -49,17 +51,20 @@ def prepare_step(
             scheduler may write the next step's slots while this one runs.
         offsets: int64 [2K], 0, 1, 2, ...; K is the number of drafted tokens.
         max_kv_len: host bound, at least seq_len + 2K of every request.
+        page_size: consecutive slots that are allocated together; 1 makes the block table one of
+            slots.
     """
     num_draft_tokens = len(offsets) // 2 + 1
-    block_table = req_to_token[req_pool_indices, :max_kv_len].long()
+    block_table = req_to_token[req_pool_indices, :max_kv_len:page_size].long() // page_size
     window = seq_lens[:, None] + offsets
-    slots = block_table.gather(1, window)
+    slots = req_to_token[req_pool_indices[:, None], window].long()
     return StepInputs(
         positions=window[:, :num_draft_tokens].reshape(-1),
         row_slots=slots[:, :num_draft_tokens].reshape(-1),
         slots=slots,
         kv_lens=seq_lens + num_draft_tokens,
         block_table=block_table,
+        page_size=page_size,
     )
 
 

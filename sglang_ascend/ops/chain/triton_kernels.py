@@ -17,9 +17,10 @@ def prepare_step(
     kv_lens,
     block_table,
     max_context_len,
-    max_kv_len,
+    num_pages,
     NUM_STEPS: tl.constexpr,
     WINDOW: tl.constexpr,  # a power of two, at least 2 * NUM_STEPS
+    PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """One program per request: its rows' places, then BLOCK positions of its table at a time."""
@@ -37,11 +38,12 @@ def prepare_step(
     tl.store(row_slots + first + ramp, window, mask=verified)
     tl.store(kv_lens + request, seq_len + NUM_STEPS + 1)
 
-    row = block_table + request.to(tl.int64) * max_kv_len
-    for start in range(0, max_kv_len, BLOCK):
-        offsets = start + tl.arange(0, BLOCK)
-        inside = offsets < max_kv_len
-        tl.store(row + offsets, tl.load(listed + offsets, mask=inside).to(tl.int64), mask=inside)
+    row = block_table + request.to(tl.int64) * num_pages
+    for start in range(0, num_pages, BLOCK):
+        pages = start + tl.arange(0, BLOCK)
+        inside = pages < num_pages
+        first_slots = tl.load(listed + pages * PAGE_SIZE, mask=inside, other=0)
+        tl.store(row + pages, (first_slots // PAGE_SIZE).to(tl.int64), mask=inside)
 
 
 @triton.jit
