@@ -9,14 +9,21 @@ import torch
 
 
 @lru_cache(maxsize=1)
-def serves_on_cpu() -> bool:
-    """True where SGLang would find no accelerator: the CPU then stands in for the NPU.
+def serves_on_npu() -> bool:
+    """True beside torch_npu even when no card is visible: SGLang's own error is then the right
+    one."""
+    return find_spec("torch_npu") is not None
 
-    False beside torch_npu even when no card is visible: SGLang's own error is then the right one.
-    """
-    if find_spec("torch_npu") is not None:
-        return False
-    return not (torch.cuda.is_available() or torch.xpu.is_available())
+
+@lru_cache(maxsize=1)
+def serves_on_cpu() -> bool:
+    """True where SGLang would find no accelerator: the CPU then stands in for the NPU."""
+    return not (serves_on_npu() or torch.cuda.is_available() or torch.xpu.is_available())
+
+
+def runs_fused_step() -> bool:
+    """Whether ``MTPWorker`` serves here; on CUDA SGLang's EAGLE worker runs the chain."""
+    return serves_on_cpu() or serves_on_npu()
 
 
 @lru_cache(maxsize=1)

@@ -181,8 +181,9 @@ def check_registered() -> Section:
     from sglang.srt.speculative.spec_registry import get_spec
 
     from sglang_ascend.plugin.device import serves_on_cpu
-    from sglang_ascend.plugin.mtp_algorithm import NAME, MTPAlgorithm
+    from sglang_ascend.plugin.mtp_algorithm import MTPAlgorithm
     from sglang_ascend.plugin.platform import ATTENTION_BACKEND
+    from sglang_ascend.speculative.config import NAME
 
     algorithm, backend = get_spec(NAME), ATTENTION_BACKENDS.get(ATTENTION_BACKEND)
     rows = (

@@ -11,6 +11,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang_ascend.plugin import (
     disaggregation,
     emitted_text,
+    npu_scheduling,
     prefix_cache,
     prepared_weights,
     process_start,
@@ -22,7 +23,7 @@ from sglang_ascend.plugin import (
     startup_checks,
     weight_updates,
 )
-from sglang_ascend.plugin.device import serves_on_cpu
+from sglang_ascend.plugin.device import runs_fused_step, serves_on_cpu, serves_on_npu
 from sglang_ascend.plugin.errors import StartupRefused
 
 _UPSTREAM = "https://github.com/sgl-project/sglang/blob/v0.5.23/python"
@@ -50,6 +51,7 @@ class Hook:
 
 _ALLOCATION = "sglang.srt.mem_cache.allocation"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+_GRAPH_SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 _PREFILL = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
 _WEIGHT_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 _SAMPLING_INFO = "sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo"
@@ -104,6 +106,43 @@ COMMON_HOOKS = (
         delete_when="input_embeds go to the target alone, in its dtype",
         patch="0021-embeddings-to-the-target.patch",
         kind=HookType.AFTER,
+    ),
+)
+
+# Where this package's worker runs the step: on the CPU and on an NPU.
+STEP_HOOKS = (
+    *(
+        Hook(
+            target=f"{_WEIGHT_UPDATER}.{update}",
+            replacement=weight_updates.follow_weight_update,
+            why="the cut draft head is a copy, as are packed weights: no update reaches them",
+            delete_when="core itself cuts the head of an MTP layer to a draft vocabulary",
+            kind=HookType.AROUND,
+        )
+        for update in (
+            "update_weights_from_disk",
+            "load_weights_from_distributed",
+            "update_weights_from_tensor",
+            "update_weights_from_ipc",
+        )
+    ),
+)
+
+# On an NPU, for --speculative-algorithm MTP alone.
+NPU_HOOKS = (
+    Hook(
+        target="sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode",
+        replacement=npu_scheduling.reserve_slots,
+        why="every step copies lengths from memory that is not pinned: the stream is waited for",
+        delete_when="lengths are copied from pinned memory, and only when a page is allocated",
+        kind=HookType.AROUND,
+    ),
+    Hook(
+        target=f"{_GRAPH_SETUP}.capture_decode_graph",
+        replacement=npu_scheduling.leave_capture_to_the_step,
+        why="the target is captured with its step, and not a second time for a runner of its own",
+        delete_when="a registered algorithm can say that it captures for itself",
+        kind=HookType.AROUND,
     ),
 )
 
@@ -214,26 +253,18 @@ CPU_HOOKS = (
         delete_when=_PACKED_BY_CORE,
         kind=HookType.AROUND,
     ),
-    *(
-        Hook(
-            target=f"{_WEIGHT_UPDATER}.{update}",
-            replacement=weight_updates.follow_weight_update,
-            why="packed weights and the cut draft head are copies, which no update reaches",
-            delete_when=_PACKED_BY_CORE,
-            kind=HookType.AROUND,
-        )
-        for update in (
-            "update_weights_from_disk",
-            "load_weights_from_distributed",
-            "update_weights_from_tensor",
-            "update_weights_from_ipc",
-        )
-    ),
 )
 
 
 def active_hooks() -> tuple[Hook, ...]:
-    return COMMON_HOOKS + (CPU_HOOKS if serves_on_cpu() else ())
+    hooks = COMMON_HOOKS
+    if runs_fused_step():
+        hooks += STEP_HOOKS
+    if serves_on_cpu():
+        hooks += CPU_HOOKS
+    if serves_on_npu():
+        hooks += NPU_HOOKS
+    return hooks
 
 
 def register_hooks() -> None:

@@ -9,7 +9,7 @@ import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 from sglang_ascend import env
-from sglang_ascend.plugin.device import serves_on_cpu
+from sglang_ascend.plugin.device import runs_fused_step
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.sampling import lossy
 
@@ -32,8 +32,8 @@ def policy() -> lossy.Threshold | lossy.Relaxed | None:
         asked = lossy.parse(text)
     except ValueError as error:
         raise StartupRefused(f"{name}={text!r} is not usable: it must be {error}.") from None
-    if asked is not None and not serves_on_cpu():
-        raise StartupRefused(f"{name} is served by this package's CPU worker only: unset it.")
+    if asked is not None and not runs_fused_step():
+        raise StartupRefused(f"{name} is not served on CUDA: unset it.")
     return asked
 
 

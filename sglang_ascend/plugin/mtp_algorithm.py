@@ -10,7 +10,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_ascend.plugin import lossy_acceptance
 from sglang_ascend.plugin.chain_relay import ChainRelay
-from sglang_ascend.plugin.device import serves_on_cpu
+from sglang_ascend.plugin.device import runs_fused_step, serves_on_cpu
 from sglang_ascend.plugin.disaggregation import (
     received_draft_input,
     refuse_missing_engine,
@@ -21,9 +21,7 @@ from sglang_ascend.plugin.hooks import require_hooks
 from sglang_ascend.plugin.platform import DEFAULT_MAX_RUNNING_REQUESTS
 from sglang_ascend.plugin.ranks import refuse_uneven_heads
 from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
-from sglang_ascend.speculative.config import MTPConfig, MTPConfigError, resolve_config
-
-NAME = "MTP"
+from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
 
 
 class MTPAlgorithm(CustomSpecAlgo):
@@ -46,7 +44,7 @@ class MTPAlgorithm(CustomSpecAlgo):
         return True
 
     def carries_draft_hidden_states(self) -> bool:
-        return not serves_on_cpu()
+        return not runs_fused_step()
 
     def create_future_map(
         self,
@@ -55,13 +53,13 @@ class MTPAlgorithm(CustomSpecAlgo):
         needs_cpu_seq_lens: bool = True,
         needs_confidence_relay: bool = False,
     ) -> FutureMap:
-        future_map = ChainRelay if serves_on_cpu() else FutureMap
+        future_map = ChainRelay if runs_fused_step() else FutureMap
         return future_map(
             device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay
         )
 
     def build_disagg_draft_input(self, batch: Any, last_tokens: Any, future_map: Any) -> Any:
-        if serves_on_cpu():
+        if runs_fused_step():
             return received_draft_input(batch, last_tokens, future_map)
         from sglang.srt.speculative.eagle_disaggregation import build_eagle_disagg_draft_input
 
@@ -74,7 +72,7 @@ class MTPAlgorithm(CustomSpecAlgo):
         and under overlap the host's committed length lags by up to K+1: 3K+1 in all.
         """
         num_draft_tokens = super().resolve_max_speculative_num_draft_tokens(server_args)
-        if num_draft_tokens is None or not serves_on_cpu():
+        if num_draft_tokens is None or not runs_fused_step():
             return num_draft_tokens
         return num_draft_tokens + (num_draft_tokens - 1) // 2
 
@@ -99,8 +97,8 @@ def register_mtp() -> None:
         spec_class=MTPAlgorithm,
     )
     def worker_class(server_args: Any) -> type:
-        """On CUDA and Ascend SGLang's EAGLE worker runs the chain with its device kernels."""
-        if serves_on_cpu():
+        """On CUDA SGLang's EAGLE worker runs the chain with its device kernels."""
+        if runs_fused_step():
             from sglang_ascend.plugin.mtp_worker import MTPWorker
 
             return MTPWorker
@@ -116,8 +114,10 @@ def validate_server_args(server_args: Any) -> None:
     _resolve(server_args)
     lossy_acceptance.refuse_bad_policy(server_args)
     unsupported = _unsupported_flags(server_args)
+    if runs_fused_step():
+        unsupported |= _unsupported_by_step(server_args)
     if serves_on_cpu():
-        unsupported |= _unsupported_on_cpu(server_args)
+        unsupported |= unserved_transfers(server_args)
     for flag, given in unsupported.items():
         if given:
             raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")
@@ -162,8 +162,8 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
     }
 
 
-def _unsupported_on_cpu(server_args: Any) -> dict[str, bool]:
-    """SGLang's other CPU backends verify no chain, and the draft layer's is always ours."""
+def _unsupported_by_step(server_args: Any) -> dict[str, bool]:
+    """SGLang's other backends take no prepared metadata, and the draft layer's is always ours."""
     backends = {
         "--attention-backend": server_args.attention_backend,
         "--prefill-attention-backend": server_args.prefill_attention_backend,
@@ -177,4 +177,4 @@ def _unsupported_on_cpu(server_args: Any) -> dict[str, bool]:
     unserved["--enable-return-hidden-states"] = bool(server_args.enable_return_hidden_states)
     unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)
     unserved["--enable-return-indexer-topk"] = bool(server_args.enable_return_indexer_topk)
-    return unserved | unserved_transfers(server_args)
+    return unserved

@@ -29,9 +29,8 @@ class MTPDraftWorker(EagleDraftWorker):
     def init_token_map(self) -> None:
         """The checkpoint's own draft vocabulary."""
         model_config = self.draft_runner.model_config
-        self.hot_token_id = read_draft_vocabulary(
-            Path(model_config.model_path), model_config.vocab_size
-        )
+        token_ids = read_draft_vocabulary(Path(model_config.model_path), model_config.vocab_size)
+        self.hot_token_id = None if token_ids is None else token_ids.to(self.device)
         if self.hot_token_id is not None and get_parallel().tp_size > 1:
             # A rank holds a slice of the head's rows, and every slice must be as long.
             logger.info("Drafts use the full vocabulary, for the head is split between ranks.")
@@ -61,6 +60,11 @@ class MTPDraftWorker(EagleDraftWorker):
         self.draft_extend_attn_backend = None
         self.draft_attn_backend = self.draft_runner.attn_backend
         self.draft_runner.draft_attn_backend = self.draft_attn_backend
+
+    def _capture_cuda_graphs(self) -> None:
+        """What is captured is the step, which has the MTP layer's forwards in it."""
+        self.cuda_graph_runner = None
+        self.cuda_graph_runner_for_draft_extend = None
 
     def draft(self, batch: ScheduleBatch, **kwargs: Any) -> None:
         raise RuntimeError("the MTP worker drafts inside speculative_step, not through draft().")

@@ -26,8 +26,8 @@ from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops.chain.reference import StepInputs, TailInputs
-from sglang_ascend.plugin.attention_backend import with_metadata
 from sglang_ascend.plugin.batch_sampling import BatchSampling
+from sglang_ascend.plugin.pool_attention import with_metadata
 
 if TYPE_CHECKING:
     from sglang_ascend.plugin.mtp_worker import MTPWorker
@@ -61,7 +61,7 @@ class BatchModels:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         batch, width = self.batch, self.num_draft_tokens
         self.metadata = StepMetadata(
-            inputs.block_table, inputs.kv_lens, page_size=1, query_len=width
+            inputs.block_table, inputs.kv_lens, page_size=inputs.page_size, query_len=width
         )
         batch.spec_info = with_metadata(_verify_input(inputs, candidates), self.metadata)
         self.forward_batch, _ = eagle_prepare_for_verify(
@@ -147,7 +147,7 @@ class BatchModels:
             setattr(view, name, tensor)
         view.global_num_token_non_padded_cpu = len(view.input_ids)
         runner = self.draft_worker.draft_runner
-        runner.attn_backend.forward_metadata = metadata
+        runner.attn_backend.step_metadata = metadata
         with (
             get_model().override(shared_experts=runner.model.shared_experts_config),
             forward_context(ForwardContext(attn_backend=runner.attn_backend), forward_batch=view),

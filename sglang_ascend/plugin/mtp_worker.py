@@ -168,4 +168,5 @@ def _requests_of(batch: ScheduleBatch) -> Requests:
         req_to_token=batch.req_to_token_pool.req_to_token,
         # Host knowledge: slots are allocated ahead of every length that a step can reach.
         max_kv_len=max(req.kv.kv_allocated_len for req in batch.reqs),
+        page_size=batch.token_to_kv_pool_allocator.page_size,
     )

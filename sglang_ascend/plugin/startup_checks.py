@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 from sglang_ascend import env
-from sglang_ascend.plugin.device import serves_on_cpu
+from sglang_ascend.plugin.device import runs_fused_step
 from sglang_ascend.plugin.errors import StartupRefused
 
 
@@ -40,10 +40,10 @@ def refuse_bad_trace_folder() -> None:
         raise StartupRefused(str(error)) from None
     if folder is None:
         return
-    if not serves_on_cpu():
+    if not runs_fused_step():
         raise StartupRefused(
-            f"{env.TRACE.name} traces the step of this package's worker, which serves CPUs only: "
-            "unset it."
+            f"{env.TRACE.name} traces the step of this package's worker, which does not serve on "
+            "CUDA: unset it."
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)

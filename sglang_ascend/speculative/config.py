@@ -1,9 +1,10 @@
-"""The lengths of a drafted chain: defaults and what is refused."""
+"""The algorithm's name, and the lengths of a drafted chain: defaults and what is refused."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+NAME = "MTP"  # --speculative-algorithm
 DEFAULT_NUM_STEPS = 3
 # Fused attention on Ascend serves at most 16 query rows per request and verify has K+1 of them.
 MAX_NUM_STEPS = 15

@@ -17,7 +17,7 @@ PROMPTS = [[5, 6, 7, 8], [9, 3], list(range(1, 40))]
 
 
 def without_workarounds() -> None:
-    hooks.COMMON_HOOKS = hooks.CPU_HOOKS = ()
+    hooks.COMMON_HOOKS = hooks.STEP_HOOKS = hooks.CPU_HOOKS = ()
     attention_backend._always_absorb_mla = lambda: None
     for name in ("get_device", "get_kv_pool_cls"):
         delattr(platform.EmulationPlatform, name)

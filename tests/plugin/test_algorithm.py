@@ -171,7 +171,7 @@ def test_a_trace_is_refused_where_another_worker_runs_the_step(tiny_mimo, monkey
     from sglang_ascend.plugin import startup_checks
 
     monkeypatch.setenv("SGLANG_ASCEND_TRACE", "/dev/null")
-    monkeypatch.setattr(startup_checks, "serves_on_cpu", lambda: False)
+    monkeypatch.setattr(startup_checks, "runs_fused_step", lambda: False)
     with pytest.raises(StartupRefused) as refusal:
         resolve(tiny_mimo, "--speculative-algorithm MTP")
     assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_TRACE traces the step")

@@ -187,20 +187,20 @@ class TestHooksInThisProcess:
     def test_the_upstream_link_names_a_file_of_the_installed_sglang(self):
         import sglang
 
-        from sglang_ascend.plugin.hooks import COMMON_HOOKS, CPU_HOOKS
+        from sglang_ascend.plugin.hooks import COMMON_HOOKS, CPU_HOOKS, NPU_HOOKS, STEP_HOOKS
 
         tag = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/"
         installed = Path(sglang.__file__).parents[1]
-        for hook in COMMON_HOOKS + CPU_HOOKS:
+        for hook in COMMON_HOOKS + STEP_HOOKS + CPU_HOOKS + NPU_HOOKS:
             assert hook.upstream.startswith(tag)
             assert (installed / hook.upstream.removeprefix(tag)).is_file()
 
     def test_the_replacement_takes_the_arguments_of_what_it_replaces(self):
         from sglang.srt.plugins.hook_registry import HookType
 
-        from sglang_ascend.plugin.hooks import active_hooks
+        from sglang_ascend.plugin.hooks import NPU_HOOKS, active_hooks
 
-        for hook in active_hooks():
+        for hook in active_hooks() + NPU_HOOKS:
             original = inspect.unwrap(pkgutil.resolve_name(hook.target))
             assert original.__module__.startswith("sglang.")
             expected = list(inspect.signature(original).parameters)

@@ -107,9 +107,9 @@ def test_without_the_hook_the_old_weights_stay_in_use_or_the_head_is_not_found(d
 def test_every_method_that_loads_weights_is_hooked():
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
-    from sglang_ascend.plugin.hooks import CPU_HOOKS
+    from sglang_ascend.plugin.hooks import STEP_HOOKS
     from sglang_ascend.plugin.weight_updates import follow_weight_update
 
-    hooked = {hook.target for hook in CPU_HOOKS if hook.replacement is follow_weight_update}
+    hooked = {hook.target for hook in STEP_HOOKS if hook.replacement is follow_weight_update}
     loaders = {name for name in vars(WeightUpdater) if name.startswith(("update_w", "load_w"))}
     assert {target.rsplit(".", 1)[1] for target in hooked} == loaders

@@ -122,7 +122,7 @@ def install() -> None:
     HookRegistry.register(f"{scheduler}.run_batch", counts.run_batch, HookType.AROUND)
     HookRegistry.register(f"{scheduler}.on_idle", counts.flush, HookType.AFTER)
     HookRegistry.register(
-        "sglang_ascend.plugin.attention_backend.AscendAttentionBackend._build_metadata",
+        "sglang_ascend.plugin.attention_backend.build_metadata",
         counts.counting("metadata built by the backend"),
         HookType.AROUND,
     )

@@ -1,0 +1,65 @@
+"""What a speculative step asks of SGLang's scheduler on an NPU, without stopping the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.mem_cache.allocation import alloc_for_spec_decode
+from sglang.srt.mem_cache.allocation_sizing import (
+    get_alloc_reserve_per_decode,
+    page_aligned_decode_alloc_lens,
+)
+from sglang.srt.model_executor.model_runner_components.cuda_graph_setup import GraphCapture
+
+from sglang_ascend.speculative.config import NAME
+
+
+def reserve_slots(original: Callable[[ScheduleBatch], None], batch: ScheduleBatch) -> None:
+    """Around ``eagle_prepare_for_decode``: lengths are copied when a request gets a page, from
+    pinned memory.
+
+    SGLang copies both in every step, from memory that is not pinned: torch_npu then waits for the
+    stream, twice, although the copies say ``non_blocking``.
+    """
+    if batch.spec_algorithm.name != NAME:
+        return original(batch)
+    batch.maybe_evict_swa()
+    if batch.sampling_info.penalizer_orchestrator.is_required:
+        batch.cumulate_penalty_output_tokens()
+    current_lens, next_lens, num_needed_tokens = page_aligned_decode_alloc_lens(
+        batch.reqs,
+        reserve=get_alloc_reserve_per_decode(),
+        page_size=batch.token_to_kv_pool_allocator.page_size,
+    )
+    for request in batch.reqs:
+        request.decode_batch_idx += 1
+    if num_needed_tokens == 0:
+        return
+    host = torch.tensor([current_lens, next_lens], dtype=torch.int32, pin_memory=True)
+    device = host.to(batch.device, non_blocking=True)
+    alloc_for_spec_decode(
+        batch.tree_cache,
+        batch.req_to_token_pool,
+        reqs=batch.reqs,
+        req_pool_indices=batch.req_pool_indices,
+        cur_kv_lens=device[0],
+        cur_kv_lens_cpu=host[0],
+        nxt_kv_lens=device[1],
+        nxt_kv_lens_cpu=host[1],
+        num_needed_tokens=num_needed_tokens,
+        batch=batch,
+    )
+
+
+def leave_capture_to_the_step(
+    original: Callable[..., GraphCapture], *, model_runner: Any
+) -> GraphCapture:
+    """Around ``capture_decode_graph``: the MTP worker captures the target with its step."""
+    if model_runner.spec_algorithm.name != NAME:
+        return original(model_runner=model_runner)
+    return GraphCapture(
+        runner=None, memory_phase="target_verify", memory_usage_gb=0, capture_time=0
+    )
