@@ -6,6 +6,7 @@ program that forgets to, or does it too early, computes with the wrong ones here
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ HEADS, WIDTH, BLOCK = 2, 16, 128
 
 
 def captured(step) -> tuple[torch.npu.NPUGraph, torch.Tensor]:
+    gc.collect()  # torch_npu loses a capture during which another graph is destroyed
     graph = torch.npu.NPUGraph()
     with torch.npu.graph(graph, auto_dispatch_capture=True):
         result = step()
