@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 
 import torch
@@ -28,18 +29,22 @@ runtime.npu_emulation_is_capturing.restype = ctypes.c_bool
 _closures: dict[int, Callable[[], None]] = {}
 _numbers = itertools.count()
 _failures: list[BaseException] = []
+_this_thread = threading.local()  # whether it executes device work
 
 
 def _run(number: int, action: int) -> None:
     closure = _closures.pop(number) if action in (_FORGET, _ONCE) else _closures[number]
     if action == _FORGET:
         return
+    outer, _this_thread.running = is_running(), True
     try:
         # A closure is the device's work: no mode of the thread that happens to wait for it applies.
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode():
             closure()
     except BaseException as error:  # ctypes would print it and go on
         _failures.append(error)
+    finally:
+        _this_thread.running = outer
 
 
 _runner = _RUNNER(_run)
@@ -69,6 +74,11 @@ def finish_stream() -> None:
     """Execute what is queued on the current stream, without counting a synchronisation."""
     runtime.npu_emulation_finish(_stream())
     raise_failures()
+
+
+def is_running() -> bool:
+    """Whether the caller is itself the device's work."""
+    return getattr(_this_thread, "running", False)
 
 
 def is_capturing() -> bool:

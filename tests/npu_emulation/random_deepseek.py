@@ -1,0 +1,90 @@
+"""python -m npu_emulation.random_deepseek FOLDER: a small DeepSeek-V3 of random weights.
+
+It has an MTP layer and the dimensions that SGLang's NPU path takes: a latent of 512 + 64, and
+values as wide as the part of the keys that is not rotated.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+LAYERS, HIDDEN, VOCABULARY = 3, 256, 4096
+CONFIG = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": LAYERS,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 96,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 4096,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+    "tie_word_embeddings": False,
+}
+# What SGLang reads of a DeepSeek's config.json and transformers does not write.
+FOR_SGLANG = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "moe_layer_freq": 1,
+    "num_nextn_predict_layers": 1,
+}
+# Wide enough that greedy tokens differ from place to place, and are rarely a tie in bfloat16.
+SPREAD = 0.08
+
+
+def build(folder: Path, seed: int = 0) -> None:
+    torch.manual_seed(seed)
+    model = DeepseekV3ForCausalLM(DeepseekV3Config(**CONFIG)).to(torch.bfloat16).eval()
+    for name, weight in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(weight, 0.0, SPREAD)
+    model.save_pretrained(folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, **mtp_layer(weights)}, file, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | FOR_SGLANG, indent=2))
+
+
+def mtp_layer(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A copy of the last layer, fed by a random projection of the token and the hidden state."""
+    last, new = f"model.layers.{LAYERS - 1}.", f"model.layers.{LAYERS}."
+    layer = {
+        name.replace(last, new): weight.clone()
+        for name, weight in weights.items()
+        if name.startswith(last)
+    }
+    ones = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    return layer | {
+        f"{new}eh_proj.weight": (torch.randn(HIDDEN, 2 * HIDDEN) * 0.05).to(torch.bfloat16),
+        f"{new}enorm.weight": ones.clone(),
+        f"{new}hnorm.weight": ones.clone(),
+        f"{new}shared_head.norm.weight": ones.clone(),
+        f"{new}shared_head.head.weight": weights["lm_head.weight"].clone(),
+        f"{new}embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
+    }
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]))
