@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,6 +13,7 @@ import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
+    ForwardBatch,
     ForwardMode,
 )
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -30,60 +32,26 @@ from sglang_ascend.plugin.batch_sampling import BatchSampling
 from sglang_ascend.plugin.pool_attention import with_metadata
 
 if TYPE_CHECKING:
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
     from sglang_ascend.plugin.mtp_worker import MTPWorker
 
 
-class BatchModels:
-    """``speculative.step.Models`` over one ScheduleBatch, whose fields it may edit freely: the
-    scheduler restores them after the call.
+class MTPForwards(ABC):
+    """The MTP layer's forwards of one step, on views of the ForwardBatch that was verified."""
 
-    One ForwardBatch is built, for the verify forward; the MTP layer's are views of it.
-    """
+    forward_batch: ForwardBatch  # of the verified rows
+    metadata: StepMetadata  # theirs
+    new_seq_lens: torch.Tensor  # int64 [batch], once they are known
 
-    def __init__(
-        self,
-        worker: MTPWorker,
-        batch: ScheduleBatch,
-        on_publish: Callable[[torch.Tensor], None] | None,
-        grammar_barrier: Any,
-    ) -> None:
+    def __init__(self, worker: MTPWorker) -> None:
         self.target_worker = worker.target_worker
         self.draft_worker = worker.draft_worker
-        self.batch = batch
         self.num_draft_tokens = worker.speculative_num_draft_tokens
-        self.on_publish = on_publish
-        self.sampling = BatchSampling(worker, batch, grammar_barrier)
-        self.logits_output: Any = None
-        self.keep_alive: list[Any] = []
 
-    def verify(
-        self, inputs: StepInputs, candidates: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        batch, width = self.batch, self.num_draft_tokens
-        self.metadata = StepMetadata(
-            inputs.block_table, inputs.kv_lens, page_size=inputs.page_size, query_len=width
-        )
-        batch.spec_info = with_metadata(_verify_input(inputs, candidates), self.metadata)
-        self.forward_batch, _ = eagle_prepare_for_verify(
-            batch.spec_info, batch.req_to_token_pool, batch, self.target_worker
-        )
-        self.keep_alive += [inputs, self.forward_batch]
-        self.sampling.read_chain(candidates)
-        result = self.target_worker.forward_batch_generation(
-            batch=None, forward_batch=self.forward_batch, is_verify=True
-        )
-        self.logits_output = result.logits_output
-        return self.logits_output.next_token_logits, self.logits_output.hidden_states
-
-    def accept(
-        self, logits: torch.Tensor, candidates: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.sampling.accept(logits, candidates, self.batch.spec_info.positions)
-
-    def publish(self, new_seq_lens: torch.Tensor) -> None:
-        self.new_seq_lens = new_seq_lens
-        if self.on_publish is not None:
-            self.on_publish(new_seq_lens)
+    @abstractmethod
+    def propose(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Draft tokens of one row per request, as ``BatchSampling.propose``."""
 
     def extend(
         self, tokens: torch.Tensor, hidden: torch.Tensor, last_rows: torch.Tensor
@@ -143,17 +111,12 @@ class BatchModels:
         view.forward_mode, view.spec_info = mode, spec_info
         view.capture_hidden_mode = CaptureHiddenMode.LAST
         view.return_logprob = False
+        view.next_token_logits_buffer = None
         for name, tensor in changed.items():
             setattr(view, name, tensor)
         view.global_num_token_non_padded_cpu = len(view.input_ids)
-        runner = self.draft_worker.draft_runner
-        runner.attn_backend.step_metadata = metadata
-        with (
-            get_model().override(shared_experts=runner.model.shared_experts_config),
-            forward_context(ForwardContext(attn_backend=runner.attn_backend), forward_batch=view),
-        ):
-            output = runner.model.forward(view.input_ids, view.positions, view)
-        tokens = self.sampling.propose(output.next_token_logits, last_positions)
+        output = run_model(self.draft_worker.draft_runner, metadata, view)
+        tokens = self.propose(output.next_token_logits, last_positions)
         return tokens, output.hidden_states
 
     @contextmanager
@@ -162,7 +125,73 @@ class BatchModels:
             yield
 
 
-def _verify_input(inputs: StepInputs, candidates: torch.Tensor) -> EagleVerifyInput:
+def run_model(runner: ModelRunner, metadata: StepMetadata, forward_batch: ForwardBatch) -> Any:
+    """The runner's model on a batch whose tensors are final -> LogitsProcessorOutput."""
+    runner.attn_backend.step_metadata = metadata
+    context = ForwardContext(attn_backend=runner.attn_backend)
+    with (
+        get_model().override(shared_experts=runner.model.shared_experts_config),
+        forward_context(context, forward_batch=forward_batch),
+    ):
+        return runner.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch)
+
+
+class BatchModels(MTPForwards):
+    """``speculative.step.Models`` over one ScheduleBatch, whose fields it may edit freely: the
+    scheduler restores them after the call.
+
+    One ForwardBatch is built, for the verify forward; the MTP layer's are views of it.
+    """
+
+    def __init__(
+        self,
+        worker: MTPWorker,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None,
+        grammar_barrier: Any,
+    ) -> None:
+        super().__init__(worker)
+        self.batch = batch
+        self.on_publish = on_publish
+        self.sampling = BatchSampling(worker, batch, grammar_barrier)
+        self.logits_output: Any = None
+        self.keep_alive: list[Any] = []
+
+    def verify(
+        self, inputs: StepInputs, candidates: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, width = self.batch, self.num_draft_tokens
+        self.metadata = StepMetadata(
+            inputs.block_table, inputs.kv_lens, page_size=inputs.page_size, query_len=width
+        )
+        batch.spec_info = with_metadata(verify_input(inputs, candidates), self.metadata)
+        self.forward_batch, _ = eagle_prepare_for_verify(
+            batch.spec_info, batch.req_to_token_pool, batch, self.target_worker
+        )
+        self.positions = inputs.positions
+        self.keep_alive += [inputs, self.forward_batch]
+        self.sampling.read_chain(candidates)
+        result = self.target_worker.forward_batch_generation(
+            batch=None, forward_batch=self.forward_batch, is_verify=True
+        )
+        self.logits_output = result.logits_output
+        return self.logits_output.next_token_logits, self.logits_output.hidden_states
+
+    def accept(
+        self, logits: torch.Tensor, candidates: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.sampling.accept(logits, candidates, self.positions)
+
+    def publish(self, new_seq_lens: torch.Tensor) -> None:
+        self.new_seq_lens = new_seq_lens
+        if self.on_publish is not None:
+            self.on_publish(new_seq_lens)
+
+    def propose(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return self.sampling.propose(logits, positions)
+
+
+def verify_input(inputs: StepInputs, candidates: torch.Tensor) -> EagleVerifyInput:
     """The tree fields stay empty: a chain is causal attention over K+1 rows."""
     width = candidates.shape[1]
     return EagleVerifyInput(

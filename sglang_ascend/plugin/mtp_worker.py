@@ -19,19 +19,28 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import get_plan_stream
 
 from sglang_ascend.plugin import lossy_acceptance
+from sglang_ascend.plugin.device import serves_on_npu
 from sglang_ascend.plugin.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.mtp_draft import MTPDraftWorker
 from sglang_ascend.plugin.mtp_forwards import BatchModels
 from sglang_ascend.plugin.observability import make_timeline, make_watchdog
 from sglang_ascend.plugin.request_penalties import RequestPenalties
+from sglang_ascend.plugin.step_graphs import ReplayedBatch, StepGraphs, captured_steps
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
-from sglang_ascend.speculative.step import Requests, StepConstants, StepResult, speculative_step
+from sglang_ascend.speculative.step import (
+    Requests,
+    StepConstants,
+    StepResult,
+    replayed_step,
+    speculative_step,
+)
 
 
 class MTPWorker(EAGLEWorkerV2):
     """Prefill as SGLang's EAGLE worker has it; decode is ``speculative.step.speculative_step``."""
 
     draft_worker_cls = MTPDraftWorker
+    step_graphs: StepGraphs | None = None
 
     def __init__(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
@@ -76,12 +85,7 @@ class MTPWorker(EAGLEWorkerV2):
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         models = BatchModels(self, batch, on_publish, grammar_barrier)
         timeline = self.step_timeline
-        result = speculative_step(
-            batch.spec_info.topk_index,
-            _requests_of(batch),
-            self._constants,
-            models if timeline is None else timeline.begin(models),
-        )
+        result, replayed = self._step(batch, models)
         if batch.return_logprob:
             compute_spec_logprobs(
                 batch,
@@ -89,10 +93,30 @@ class MTPWorker(EAGLEWorkerV2):
                 result.sampled.view(-1),
                 chain_stride=self.speculative_num_draft_tokens,
             )
-        batch_result = self._batch_result(result, models)
+        batch_result = self._batch_result(result, models, replayed)
         if timeline is not None:
             timeline.finish(len(batch.reqs))
         return batch_result
+
+    def _step(self, batch: ScheduleBatch, models: BatchModels) -> tuple[StepResult, bool]:
+        """(the step's result, whether a graph was replayed for it)."""
+        candidates, requests = batch.spec_info.topk_index, _requests_of(batch)
+        graphs, begin = self.step_graphs, lambda models: models
+        if self.step_timeline is not None:
+            begin = self.step_timeline.begin
+        # Drafts that are drawn need the batch's own sampling parameters within the captured part.
+        if graphs is not None and not models.sampling.draws_drafts:
+            graph = graphs.graph_for(len(candidates))
+            if graph is not None:
+                replayed = ReplayedBatch(graph, graphs.buffers, models)
+                return replayed_step(candidates, requests, begin(replayed)), True
+        step = speculative_step(candidates, requests, self.step_constants, begin(models))
+        return step, False
+
+    def init_cuda_graphs(self) -> None:
+        super().init_cuda_graphs()
+        if serves_on_npu():
+            self.step_graphs = captured_steps(self)
 
     def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
         """As SGLang's, with the start of what is counted of each request's output."""
@@ -132,7 +156,7 @@ class MTPWorker(EAGLEWorkerV2):
         return RequestPenalties(num_rows, vocab_size, self.device)
 
     @cached_property
-    def _constants(self) -> StepConstants:
+    def step_constants(self) -> StepConstants:
         max_batch_size = len(self.req_to_token_pool.req_to_token)
         return StepConstants(self.speculative_num_steps, max_batch_size, self.device)
 
@@ -141,12 +165,14 @@ class MTPWorker(EAGLEWorkerV2):
         """Probability 1 of every draft: the relay's field, which a chain does not read."""
         return torch.ones(len(self.req_to_token_pool.req_to_token), 1, device=self.device)
 
-    def _batch_result(self, result: StepResult, models: BatchModels) -> GenerationBatchResult:
+    def _batch_result(
+        self, result: StepResult, models: BatchModels, replayed: bool
+    ) -> GenerationBatchResult:
         drawn_from = models.sampling.next_draft_probs
         return GenerationBatchResult(
             logits_output=models.logits_output,
             next_token_ids=result.sampled.view(-1),
-            can_run_cuda_graph=False,
+            can_run_cuda_graph=replayed,
             speculative_num_draft_tokens=self.speculative_num_draft_tokens,
             next_draft_input=EagleDraftInput(
                 topk_p=self._certain[: len(result.candidates)],

@@ -118,3 +118,39 @@ def speculative_step(
         draft, mtp_hidden = models.tail(j, tail, draft, mtp_hidden)
         next_candidates.append(draft)
     return StepResult(sampled, accept_lens, new_seq_lens, torch.stack(next_candidates, dim=1))
+
+
+class ReplayedModels(Protocol):
+    """A step that was captured in two parts, which are replayed around the sampling."""
+
+    def verify(self, requests: Requests, candidates: torch.Tensor) -> torch.Tensor:
+        """The captured step up to the logits of the verified rows."""
+        ...
+
+    def accept(self, logits: torch.Tensor, candidates: torch.Tensor) -> tuple:
+        """As ``Models.accept``."""
+        ...
+
+    def publish(self, new_seq_lens: torch.Tensor) -> None:
+        """As ``Models.publish``."""
+        ...
+
+    def extend(self, sampled: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
+        """The captured step from there on -> the next candidates."""
+        ...
+
+
+def replayed_step(
+    candidates: torch.Tensor, requests: Requests, models: ReplayedModels
+) -> StepResult:
+    """``speculative_step`` where a device replays what was captured of it.
+
+    Sampling lies between the two parts, for it depends on what the batch's requests ask for; the
+    new lengths are published before the second, as they are there.
+    """
+    logits = models.verify(requests, candidates)
+    sampled, accept_lens = models.accept(logits, candidates)
+    new_seq_lens = requests.seq_lens + accept_lens
+    models.publish(new_seq_lens)
+    next_candidates = models.extend(sampled, accept_lens)
+    return StepResult(sampled, accept_lens, new_seq_lens, next_candidates)

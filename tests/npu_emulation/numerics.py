@@ -75,6 +75,9 @@ class Numerics(TorchDispatchMode):
         raise_failures()
         if not any(map(_is_npu, leaves)) or name.startswith(NAMESPACES_WITHOUT_KERNELS):
             return func(*args, **kwargs)
+        if func._can_decompose():  # a composite, which inference mode hands on as it is
+            with self:
+                return func.decompose(*args, **kwargs)
         if name in DONE_BY_TORCH_NPU or func.is_view or name.endswith(PREPARATIONS):
             result = func(*args, **kwargs)
             raise_failures()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from npu_emulation.device_work import is_running
 from npu_emulation.stand_ins.kernels import launch
 
@@ -28,3 +30,22 @@ def install() -> None:
             launch(f"triton:{function.fn.__name__}", compute, *args, **kwargs)
 
     InterpretedFunction.run = run
+    _multiply_bfloat16()
+
+
+def _multiply_bfloat16() -> None:
+    """The interpreter keeps bfloat16 as its bits, and its product multiplies those as integers."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    multiply = InterpreterBuilder.create_dot
+
+    def widened(factor: Any) -> Any:
+        if factor.dtype != tl.bfloat16:
+            return factor
+        return TensorHandle((factor.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def create_dot(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return multiply(builder, widened(a), widened(b), *rest)
+
+    InterpreterBuilder.create_dot = create_dot
