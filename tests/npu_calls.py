@@ -102,6 +102,24 @@ def attention_changes(kv_lens: str, heads: str) -> dict[str, Changes]:
     }
 
 
+def mla_prolog(*rows: int) -> dict[str, Any]:
+    """With 8 heads, of rows one behind another or of requests."""
+    return {
+        "token_x": empty(*rows, 7168),
+        "weight_dq": empty(7168, 1536),
+        "weight_uq_qr": empty(1536, 8 * 192),
+        "weight_uk": empty(8, 128, 512),
+        "weight_dkv_kr": empty(7168, 576),
+        "rmsnorm_gamma_cq": empty(1536),
+        "rmsnorm_gamma_ckv": empty(512),
+        "rope_sin": empty(*rows, 64),
+        "rope_cos": empty(*rows, 64),
+        "kv_cache": empty(9, 128, 1, 512),
+        "kr_cache": empty(9, 128, 1, 64),
+        "cache_index": empty(*rows, dtype=torch.int64),
+    }
+
+
 OF_FIRST = {"latent decode": [("32, 64 or 128 heads", {"num_heads": 16})]}
 OF_SECOND = {
     "verify": [
@@ -163,6 +181,9 @@ GOOD: dict[str, dict[str, dict[str, Any]]] = {
             "ckv_cache": empty(9, 128, 1, 512),
         }
     },
+    "npu_format_cast": {"": {"input": empty(64, 96), "acl_format": 29}},
+    "get_npu_format": {"": {"input": empty(64, 96)}},
+    "npu_mla_prolog_v3": {"rows": mla_prolog(4), "requests": mla_prolog(2, 3)},
     "npu_moe_gating_top_k": {
         "": {"x": empty(4, 256), "k": 8, "bias": empty(256), "k_group": 4, "group_count": 8}
     },
@@ -294,6 +315,46 @@ WRONG: dict[str, dict[str, Changes]] = {
                 {"k_cache": empty(9, 128, 1, 512), "ckv_cache": empty(9, 128, 1, 64)},
             ),
         ]
+    },
+    "npu_format_cast": {"": [("tensor of the NPU", {"input": torch.empty(64, 96)})]},
+    "get_npu_format": {"": [("tensor of the NPU", {"input": torch.empty(64, 96)})]},
+    "npu_mla_prolog_v3": {
+        "rows": [
+            ("tokens are [rows", {"token_x": empty(7168)}),
+            ("tokens are bfloat16", {"token_x": empty(4, 7168, dtype=FP32)}),
+            ("at most 1048576 rows", {"token_x": empty(1048577, 7168)}),
+            ("the hidden size", {"token_x": empty(4, 4096)}),
+            ("weight_uk is 3-D", {"weight_uk": empty(8, 128, 512, dtype=FP32)}),
+            ("heads are", {"weight_uk": empty(6, 128, 512)}),
+            ("128 columns beside", {"weight_uk": empty(8, 192, 512)}),
+            ("a latent has", {"weight_uk": empty(8, 128, 256)}),
+            ("weight_dq is [hidden", {"weight_dq": empty(1536, 7168)}),
+            ("weight_uq_qr is [1536", {"weight_uq_qr": empty(1536, 8 * 128)}),
+            ("weight_dkv_kr is [hidden", {"weight_dkv_kr": empty(7168, 512)}),
+            ("rmsnorm_gamma_cq is", {"rmsnorm_gamma_cq": empty(512)}),
+            ("rmsnorm_gamma_ckv is", {"rmsnorm_gamma_ckv": empty(512, dtype=FP32)}),
+            ("64 sines", {"rope_sin": empty(4, 32)}),
+            ("sines and cosines are bfloat16", {"rope_cos": empty(4, 64, dtype=FP32)}),
+            ("kv_cache is", {"kv_cache": empty(9 * 128, 512)}),
+            ("kr_cache is", {"kr_cache": empty(9, 128, 1, 512)}),
+            ("16 or 128", {"kv_cache": empty(9, 64, 1, 512), "kr_cache": empty(9, 64, 1, 64)}),
+            ("caches are", {"kv_cache": empty(9, 128, 1, 512, dtype=FP32)}),
+            ("slots are int64", {"cache_index": empty(4, dtype=INT32)}),
+            ("a slot for each row", {"cache_index": empty(5, dtype=torch.int64)}),
+            ("cache_mode is", {"cache_mode": "PA_BNSD"}),
+            ("weight_quant_mode is", {"weight_quant_mode": 3}),
+            ("kv_cache_quant_mode is", {"kv_cache_quant_mode": 4}),
+            ("query_quant_mode is", {"query_quant_mode": 2}),
+            ("ckvkr_repo_mode is", {"ckvkr_repo_mode": 2}),
+            ("quant_scale_repo_mode is", {"quant_scale_repo_mode": 2}),
+            ("weight_dq is stored", {"weight_dq": torch.empty(7168, 1536, dtype=BF16)}),
+            ("weight_uq_qr is stored", {"weight_uq_qr": torch.empty(1536, 1536, dtype=BF16)}),
+            ("weight_dkv_kr is stored", {"weight_dkv_kr": torch.empty(7168, 576, dtype=BF16)}),
+        ],
+        "requests": [
+            ("at most 65536 requests", {"token_x": empty(65537, 3, 7168)}),
+            ("at most 16 rows", {"token_x": empty(2, 17, 7168)}),
+        ],
     },
     "npu_moe_gating_top_k": {
         "": [

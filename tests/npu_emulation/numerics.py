@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
 from torch_npu.npu.graphs import _GraphDispatchMode
 
 from npu_emulation.device_work import (
@@ -29,12 +30,13 @@ DONE_BY_TORCH_NPU = set(
     """aten::empty aten::empty_strided aten::empty_like aten::new_empty aten::new_empty_strided
     aten::record_stream aten::is_pinned aten::_pin_memory aten::pin_memory aten::set_ aten::resize_
     aten::detach aten::lift_fresh aten::alias aten::is_same_size aten::_local_scalar_dense
-    npu::empty_with_format npu::get_npu_format""".split()
+    npu::empty_with_format""".split()
 )
 # Allocations for an operator that a graph captures.
 PREPARATIONS = ("_get_max_workspace", "_infer_output")
-# Computed, and not dispatched to torch_npu: storage formats other than ND are not emulated.
+# Computed, and not dispatched to torch_npu: every format is stored as ND here, and only named.
 NOT_DISPATCHED = {"npu::npu_format_cast"}
+ND = 2
 NAMESPACES_WITHOUT_KERNELS = ("c10d::", "_c10d", "prim::", "profiler::")
 
 
@@ -58,6 +60,7 @@ class Numerics(TorchDispatchMode):
         super().__init__()
         self.computed: Counter[str] = Counter()
         self.not_counted: Counter[str] = Counter()
+        self.formats = WeakTensorKeyDictionary()
 
     def __enter__(self) -> Numerics:
         _active.append(self)
@@ -82,6 +85,8 @@ class Numerics(TorchDispatchMode):
             result = func(*args, **kwargs)
             raise_failures()
             return result
+        if name == "npu::get_npu_format":
+            return self.formats.get(args[0], ND)
         self.computed[name] += 1
         if name in ("aten::copy_", "aten::_to_copy") and not all(map(_is_npu, _places(leaves))):
             return _transfer(func, args, kwargs)
@@ -122,7 +127,10 @@ class Numerics(TorchDispatchMode):
             )
         call = _on_cpu(func, args, kwargs)
         finish_stream()
-        return tree_map(_on_npu, call())
+        result = tree_map(_on_npu, call())
+        if func._schema.name == "npu::npu_format_cast":
+            self.formats[result] = args[1]
+        return result
 
     def _dispatch(self, func, args, kwargs) -> Any:
         """torch_npu's own result, of which only place, shape and type are of use."""

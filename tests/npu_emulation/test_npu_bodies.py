@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from torch.utils._pytree import tree_map_only
 
 from sglang_ascend import ops
+from sglang_ascend.ops import mla
 from sglang_ascend.ops.dispatch import OPS
 from sglang_ascend.ops.npu import CallRefused, CheckedCalls
 
@@ -39,6 +40,25 @@ def angles(rows: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def expert_rows() -> tuple[torch.Tensor, torch.Tensor]:
     return noise(5, 96), torch.randint(8, (5, 3), dtype=torch.int32)
+
+
+def weight(*shape: int) -> torch.Tensor:
+    """Scaled so that a product is about a quarter of its factor."""
+    return noise(*shape) / (4 * shape[-2] ** 0.5)
+
+
+def mla_prolog_call() -> Call:
+    projections = mla.Projections(
+        w_dq=weight(6144, 1536),
+        q_norm=noise(1536),
+        w_uq_qr=weight(1536, 2 * 192),
+        w_uk=weight(2, 128, 512),
+        w_dkv_kr=weight(6144, 576),
+        kv_norm=noise(512),
+    )
+    slots = torch.randperm(48)[:5]
+    caches = torch.zeros(3, 16, 1, 512, dtype=BF16), torch.zeros(3, 16, 1, 64, dtype=BF16)
+    return (noise(5, 6144), projections, *angles(5, 64), slots, *caches), {"eps": 1e-6}
 
 
 CALLS: dict[str, Callable[[], Call]] = {
@@ -69,6 +89,8 @@ CALLS: dict[str, Callable[[], Call]] = {
         ),
         {},
     ),
+    "mla.prolog": mla_prolog_call,
+    "mla.pack": lambda: ((noise(64, 96),), {}),
     "experts.choose": lambda: (
         (noise(5, 64, dtype=torch.float32), noise(64, dtype=torch.float32)),
         {"num_experts_per_token": 6, "num_groups": 8, "num_kept_groups": 4, "scale": 2.5},
@@ -90,6 +112,11 @@ def to(device: str, value: Any) -> Any:
     return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, copy=True), value)
 
 
+def on_device(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    moved = to("npu", args)
+    return tuple(mla.packed(arg) if isinstance(arg, mla.Projections) else arg for arg in moved)
+
+
 def test_every_body_has_a_call():
     assert sorted(CALLS) == BODIES
 
@@ -98,7 +125,7 @@ def test_every_body_has_a_call():
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_computes_what_its_reference_computes(name):
     args, kwargs = CALLS[name]()
-    on_npu = to("npu", args)
+    on_npu = on_device(args)
     with CheckedCalls():
         found = OPS[name].implementation("npu")(*on_npu, **kwargs)
     expected = OPS[name].implementation("reference")(*args, **kwargs)
@@ -110,7 +137,7 @@ def test_a_body_computes_what_its_reference_computes(name):
 @pytest.mark.parametrize("name", BODIES)
 def test_another_call_does_not_pass_for_it(name):
     (args, kwargs), (others, _) = CALLS[name](), CALLS[name]()
-    on_npu = to("npu", others)
+    on_npu = on_device(others)
     found = OPS[name].implementation("npu")(*on_npu, **kwargs)
     expected = OPS[name].implementation("reference")(*args, **kwargs)
     with pytest.raises(AssertionError):

@@ -3,6 +3,7 @@
 from npu_emulation.goldens import (
     attention,
     kvcache,
+    mla,
     moe,
     norms,
     products,
@@ -18,6 +19,7 @@ __all__ = [
     "attention",
     "bind_golden",
     "kvcache",
+    "mla",
     "moe",
     "norms",
     "products",
