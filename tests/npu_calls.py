@@ -18,7 +18,7 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
 
 
 def fused_attention(lens: str, kv_lens: str, heads: str) -> dict[str, dict[str, Any]]:
-    """By kind: decode of 2 requests, verify of 4 rows each, latent decode and latent verify."""
+    """Decode of 2 requests, verify of 4 rows each, prefill of one, latent decode and verify."""
     paged = {"block_table": empty(2, 3, dtype=INT32), "block_size": 128, kv_lens: [129, 300]}
     cache, latent = empty(9, 128, 256), empty(9, 1, 128, 512)
     mask = empty(2048, 2048, dtype=torch.bool)
@@ -29,6 +29,15 @@ def fused_attention(lens: str, kv_lens: str, heads: str) -> dict[str, dict[str, 
         "sparse_mode": 3,
         "atten_mask": mask,
         lens: [4, 8],
+    }
+    prefill = {
+        "query": empty(1, 200, 8, 64),
+        "key": empty(9, 128, 128),
+        "value": empty(9, 128, 128),
+        "block_table": empty(1, 3, dtype=INT32),
+        lens: [200],
+        kv_lens: [300],
+        "input_layout": "BSND",
     }
     mla = {
         "query": empty(2, 1, 32, 512),
@@ -50,6 +59,7 @@ def fused_attention(lens: str, kv_lens: str, heads: str) -> dict[str, dict[str, 
     return {
         "decode": decode,
         "verify": decode | verify,
+        "prefill": decode | verify | prefill,
         "latent decode": decode | mla,
         "latent verify": decode | mla | mla_verify,
     }
@@ -58,6 +68,8 @@ def fused_attention(lens: str, kv_lens: str, heads: str) -> dict[str, dict[str, 
 def attention_changes(kv_lens: str, heads: str) -> dict[str, Changes]:
     """Changes that break either version."""
     transposed = empty(9, 256, 128).transpose(1, 2)
+    split_heads, wide = empty(9, 2, 128, 128), empty(9, 128, 65536)
+    eight_key_heads = {"num_key_value_heads": 8}
     return {
         "decode": [
             ("the query is float16", {"query": empty(2, 1, 1024, dtype=FP32)}),
@@ -75,8 +87,22 @@ def attention_changes(kv_lens: str, heads: str) -> dict[str, Changes]:
             ("covers the longest", {kv_lens: [129, 385]}),
             ("block_size is the cache's", {"block_size": 256}),
             ("come together", {"key_rope": empty(9, 1, 128, 64)}),
+            ("have one shape", {"value": empty(9, 128, 128)}),
+            ("not of [heads, size, dim]", {"key": split_heads, "value": split_heads}),
+            ("at most 65535 columns", {"key": wide, "value": wide, "num_key_value_heads": 8}),
+            (
+                "a multiple of 16",
+                {"key": empty(9, 120, 256), "value": empty(9, 120, 256), "block_size": 120},
+            ),
+            ("at most 256 heads", {"query": empty(2, 1, 264 * 16), heads: 264} | eight_key_heads),
+            ("of at most 512", {"query": empty(2, 1, 8 * 1024)}),
+        ],
+        "prefill": [
+            ("fewer than 65535", {"query": empty(1, 200, 256, 256), heads: 256} | eight_key_heads),
+            ("16 divides", {"query": empty(1, 200, 8, 72)}),
         ],
         "verify": [
+            ("no more rows than keys", {kv_lens: [129, 3]}),
             ("as running sums", {"actual_seq_lengths": [4, 7], "actual_seq_qlen": [4, 7]}),
             ("as running sums", {"actual_seq_lengths": None, "actual_seq_qlen": None}),
             (
@@ -120,10 +146,28 @@ def mla_prolog(*rows: int) -> dict[str, Any]:
     }
 
 
-OF_FIRST = {"latent decode": [("32, 64 or 128 heads", {"num_heads": 16})]}
+OF_FIRST = {
+    "latent decode": [("32, 64 or 128 heads", {"num_heads": 16})],
+    "verify": [
+        ("at most 65536 rows", {"query": empty(65540, 8, 128), "actual_seq_lengths": [4, 65540]})
+    ],
+}
 OF_SECOND = {
     "verify": [
         ("mode 0 without", {"sparse_mode": 4}),
+        (
+            "at most 1048576 rows",
+            {"query": empty(1048580, 8, 128), "actual_seq_qlen": [4, 1048580]},
+        ),
+        (
+            "at most 4096 requests",
+            {
+                "query": empty(4097, 8, 128),
+                "actual_seq_qlen": list(range(1, 4098)),
+                "actual_seq_kvlen": [300] * 4097,
+                "block_table": empty(4097, 3, dtype=INT32),
+            },
+        ),
         ("is bfloat16", {"query": empty(8, 8, 128, dtype=torch.float16)}),
         ("128 or 192", {"query": empty(8, 8, 64)}),
     ],

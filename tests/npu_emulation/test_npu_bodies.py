@@ -61,7 +61,16 @@ def mla_prolog_call() -> Call:
     return (noise(5, 6144), projections, *angles(5, 64), slots, *caches), {"eps": 1e-6}
 
 
+def prefill_call() -> Call:
+    """A chunk behind a prefix over two pages, and a whole prompt."""
+    caches = noise(4 * 128, 2, 128), noise(4 * 128, 2, 128)
+    table = torch.tensor([[3, 1], [0, 0]])
+    lens = {"query_lens": [5, 9], "page_size": 128, "scale": 128**-0.5}
+    return (noise(14, 4, 128), *caches, table, [150, 9]), lens
+
+
 CALLS: dict[str, Callable[[], Call]] = {
+    "attention.paged_gqa_ragged": prefill_call,
     "norm.rms_norm": lambda: ((noise(5, 96), noise(96), 1e-6), {}),
     "norm.add_rms_norm": lambda: ((noise(5, 96), noise(5, 96), noise(96), 1e-6), {}),
     "rotary.rotate_halves": lambda: ((noise(5, 3, 64), *angles(5, 64)), {}),
