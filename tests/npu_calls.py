@@ -477,3 +477,17 @@ WRONG: dict[str, dict[str, Changes]] = {
         ]
     },
 }
+
+# What torch_npu's Meta kernels accept: operator, kind of call, what is wrong with it.
+FIRST = "npu_fused_infer_attention_score"
+NINE = [
+    (FIRST, "decode", {"num_heads": 10, "num_key_value_heads": 1}),
+    (FIRST, "decode", {"block_table": empty(2, 3, dtype=torch.float32)}),
+    (FIRST, "decode", {"block_size": 256}),
+    (FIRST, "decode", {"query": empty(2, 1, 1024, dtype=torch.float32)}),
+    (FIRST, "decode", {"actual_seq_lengths_kv": torch.tensor([129, 300])}),
+    ("npu_quant_matmul", "", {"x1": empty(4, 96), "x2": empty(96, 64)}),
+    ("npu_grouped_matmul", "", {"weight": [empty(8, 64, 96)]}),
+    ("npu_weight_quant_batchmatmul", "", {"weight": empty(64, 96, dtype=torch.int8)}),
+    ("npu_add_rms_norm", "", {"gamma": empty(64)}),
+]

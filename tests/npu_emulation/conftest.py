@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch_npu  # noqa: F401  (registers the device)
+import torch_npu
 
 from npu_emulation.counters import stubs_called
 from npu_emulation.device_work import raise_failures
@@ -21,6 +21,8 @@ HARMLESS = set(
     aclrtSetStreamAttribute aclrtSetStreamFailureMode aclrtSetStreamOverflowSwitch
     aclrtSetSysParamOpt HcclSetConfig""".split()
 )
+# The number by which torch_npu's own Meta kernels know the SoCs.
+SOCS = {"Ascend910B3": 223, "Ascend910_9392": 253, "Ascend950PR_9599": 260}
 ATB = "_ZN3atb"  # its operators cannot be created here, which torch_npu reports as an error
 
 
@@ -40,6 +42,15 @@ def idle_device() -> Iterator[None]:
     yield
     torch.npu.synchronize()
     raise_failures()
+
+
+@pytest.fixture(params=SOCS)
+def soc(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each SoC in turn, as torch_npu's Meta kernels tell them apart."""
+    registrations = torch_npu.op_plugin.meta._meta_registrations
+    number = SOCS[request.param]
+    monkeypatch.setattr(registrations, "get_soc_version", lambda: number, raising=False)
+    return request.param
 
 
 @pytest.fixture
