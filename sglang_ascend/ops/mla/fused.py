@@ -1,4 +1,6 @@
-"""The prolog by torch_npu's one operator, in bfloat16 and for the sizes that it is written for."""
+"""The prolog by torch_npu's one operator, in bfloat16 and for the sizes that it is written for.
+
+How it pairs columns its documentation leaves open; CANN's of MlaProlog (equation 15) does not."""
 
 from __future__ import annotations
 
@@ -75,5 +77,5 @@ def accepts(
 
 
 def pack(matrix: torch.Tensor) -> torch.Tensor:
-    # Stays as it is while torch.npu.config.allow_internal_format is off, which SGLang sets.
+    # Without torch.npu.config.allow_internal_format, which SGLang turns on, nothing is cast.
     return torch.ops.npu.npu_format_cast(matrix.contiguous(), FRACTAL_NZ)
