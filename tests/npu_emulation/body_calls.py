@@ -58,8 +58,8 @@ def prefill_call() -> Call:
     """A chunk behind a prefix over two pages, and a whole prompt."""
     caches = noise(4 * 128, 2, 128), noise(4 * 128, 2, 128)
     table = torch.tensor([[3, 1], [0, 0]])
-    lens = {"query_lens": [5, 9], "page_size": 128, "scale": 128**-0.5}
-    return (noise(14, 4, 128), *caches, table, [150, 9]), lens
+    lens = {"query_lens": (5, 9), "page_size": 128, "scale": 128**-0.5}
+    return (noise(14, 4, 128), *caches, table, (150, 9)), lens
 
 
 CALLS: dict[str, Callable[[], Call]] = {

@@ -2,6 +2,7 @@
 
 from npu_emulation.goldens import (
     attention,
+    fusion_attention,
     kvcache,
     mla,
     moe,
@@ -18,6 +19,7 @@ __all__ = [
     "UnsupportedArgumentError",
     "attention",
     "bind_golden",
+    "fusion_attention",
     "kvcache",
     "mla",
     "moe",
