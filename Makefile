@@ -52,10 +52,12 @@ bench: venv ## Measure output tokens/s with and without MTP
 	@$(BIN)/python -m benchmarks.serving $(ARGS)
 
 .PHONY: quality
-quality: venv-dev ## Check lint, format and types
+quality: venv-dev ## Check lint, format, types and docker/
 	@$(BIN)/ruff check $(wildcard $(CODE))
 	@$(BIN)/ruff format --check $(wildcard $(CODE))
 	@$(BIN)/pyright
+	@$(BIN)/hadolint docker/Dockerfile docker/Dockerfile.cpu
+	@$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docker/compose.yaml
 
 .PHONY: style
 style: venv-dev ## Fix what lint and format can fix
