@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -71,6 +73,68 @@ def doctor(
     else:
         report.print(Console())
     raise typer.Exit(1 if report.problems else 0)
+
+
+class Part(StrEnum):
+    """Names as in ``verify.run.PARTS``, which would load torch."""
+
+    OPERATORS = "operators"
+    SYNCHRONISATION = "synchronisation"
+    OPERATOR_SPEED = "operator-speed"
+    SERVING = "serving"
+
+
+class VerifiedDevice(StrEnum):
+    NPU = "npu"
+    CPU = "cpu"
+
+
+@app.command()
+def verify_npu(
+    out: Annotated[Path, typer.Option(help="Folder of the results; the same one resumes.")] = Path(
+        "verify-npu"
+    ),
+    model: Annotated[
+        str, typer.Option(help="What is served: a model of this package, or a checkpoint folder.")
+    ] = "nano-deepseek",
+    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds of each timing.")] = 7,
+    part: Annotated[
+        list[Part] | None, typer.Option(help="Only this part, may be repeated; default all.")
+    ] = None,
+    device: Annotated[
+        VerifiedDevice, typer.Option(help="cpu rehearses the command and says so in the report.")
+    ] = VerifiedDevice.NPU,
+) -> None:
+    """Check an NPU: operators, waits for the device, speed, and tokens of servers with MTP.
+
+    Writes report.json and report.md into the folder: send both back, and the servers' logs where
+    something failed. Finished parts are kept there, so that the same command resumes. Servers
+    listen on 127.0.0.1 only; nothing is sent anywhere.
+
+    The exit code is 0 when every check passed, 1 when one failed, 2 when there is nothing to verify
+    here, such as a machine without an NPU.
+
+    Example: `sglang-ascend verify-npu --out my-card`
+    """
+    from sglang_ascend.models import catalog
+    from sglang_ascend.verify import machine, report
+
+    parts, folder = part or list(Part), Path(model)
+    try:
+        described = machine.describe(device)
+        if Part.SERVING in parts and not folder.is_dir():
+            folder = catalog.model_path(model)
+    except (machine.NoNpuError, ValueError, OSError) as error:
+        typer.echo(f"sglang-ascend: {error}", err=True)
+        raise typer.Exit(2) from None
+    # Behind the check: this loads torch, which an NPU's environment may be unable to.
+    from sglang_ascend.verify.run import Verification, run
+
+    typer.echo(described.label, err=True)
+    results = run(Verification(described, folder, out, rounds), parts)
+    typer.echo(report.write_report(out, described, results))
+    typer.echo(report.verdict(results), err=True)
+    raise typer.Exit(0 if report.passed(results) else 1)
 
 
 @app.command()

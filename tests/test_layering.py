@@ -30,8 +30,9 @@ TABLE: dict[str, set[str]] = {
     "checkpoint": set(),
     "models": {"env"},
     "training": {"env", "ops", "speculative", "models"},
+    "verify": {"ops"},
 }
-TABLE["plugin"] = TABLE.keys() - {"__init__", "training"}
+TABLE["plugin"] = TABLE.keys() - {"__init__", "training", "verify"}
 TABLE["cli"] = TABLE.keys() - {"__init__"}
 TABLE["__main__"] = {"cli"}
 

@@ -1,0 +1,113 @@
+"""What the verification runs on: device, CANN, driver and versions, as they name themselves."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+PACKAGES = ("torch", "torch_npu", "triton-ascend", "sglang", "sgl-kernel-npu", "sglang-ascend")
+NPU_SMI_TIMEOUT_S = 30
+# Set by scripts/npu_emulation.sh, which no NPU is needed for.
+EMULATION = "NPU_EMULATION"
+REHEARSAL = "rehearsal on CPU, not an NPU result"
+EMULATED = "host path on an emulated NPU, not an NPU result"
+
+
+class NoNpuError(RuntimeError):
+    """There is nothing to verify here; the message is one sentence that says why."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """``label`` heads every report; ``facts`` are shown as they are."""
+
+    device: str  # "npu" or "cpu"
+    label: str
+    facts: dict[str, str]
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.label == EMULATED
+
+
+def describe(device: str) -> Machine:
+    """Raises NoNpuError where ``device`` is "npu" and torch_npu sees none."""
+    versions = {name: installed(name) for name in PACKAGES}
+    facts = {"python": platform.python_version(), "machine": platform.machine(), **versions}
+    if device == "cpu":
+        return Machine(device, REHEARSAL, {"device": cpu_name(), **facts})
+    name, count = npu_name()
+    cann = {"CANN": cann_version(), "npu-smi": npu_smi()}
+    label = EMULATED if EMULATION in os.environ else f"measured on {name}"
+    return Machine(device, label, {"device": name, "devices": str(count), **cann, **facts})
+
+
+def npu_name() -> tuple[str, int]:
+    """(name of device 0, number of devices)"""
+    nothing = "so nothing was verified"
+    if find_spec("torch_npu") is None:
+        raise NoNpuError(f"no NPU here: torch_npu is not installed, {nothing}.")
+    try:
+        import torch
+
+        npu = torch.get_device_module("npu")
+        count = npu.device_count()
+    except (ImportError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise NoNpuError(
+            f"no NPU here: torch_npu could not be loaded ({reason}), {nothing}."
+        ) from error
+    if not count:
+        raise NoNpuError(
+            f"no NPU here: torch_npu sees no device, {nothing}; see `npu-smi info` and "
+            "ASCEND_RT_VISIBLE_DEVICES."
+        )
+    return npu.get_device_name(0), count
+
+
+def cpu_name() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return f"{next(models, platform.machine())}, {len(os.sched_getaffinity(0))} cores"
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def cann_version() -> str:
+    """As the toolkit's own file has it; its name differs between versions and processors."""
+    home = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
+    if not home:
+        return "unknown: ASCEND_HOME_PATH is not set"
+    for file in sorted(Path(home).glob("**/ascend_toolkit_install.info")):
+        found = re.search(r"^version=(.+)$", file.read_text(), flags=re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return f"unknown: {home} has no ascend_toolkit_install.info"
+
+
+def npu_smi() -> str:
+    """The first line of `npu-smi info` that names versions, as the driver prints it."""
+    program = shutil.which("npu-smi")
+    if program is None:
+        return "not found"
+    try:
+        shown = subprocess.run(
+            [program, "info"], capture_output=True, text=True, timeout=NPU_SMI_TIMEOUT_S
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"failed: {error}"
+    lines = [line.strip("| ") for line in shown.splitlines() if "ersion" in line]
+    return lines[0] if lines else "printed no version"

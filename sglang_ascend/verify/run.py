@@ -1,0 +1,104 @@
+"""The parts in order; a finished one is kept in the folder, so that a killed run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress as Bars
+from rich.progress import TaskID
+
+from sglang_ascend.verify.checks import Check, PartResult, Progress
+from sglang_ascend.verify.machine import Machine
+from sglang_ascend.verify.operator_speed import time_operators
+from sglang_ascend.verify.operators import check_operators
+from sglang_ascend.verify.serving import Setting, check_serving
+from sglang_ascend.verify.synchronisation import check_synchronisation
+
+PARTS = ("operators", "synchronisation", "operator-speed", "serving")
+NOT_EMULATED = "an emulated NPU has no speed, and serves no model here"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What is verified; ``model`` is a checkpoint's folder, ``folder`` takes the results."""
+
+    machine: Machine
+    model: Path
+    folder: Path
+    rounds: int
+
+    @property
+    def key(self) -> str:
+        """Of everything that a result depends on."""
+        described = [self.machine.label, self.machine.facts, str(self.model), self.rounds]
+        return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
+
+    def run_part(self, part: str, progress: Progress) -> list[Check]:
+        device = self.machine.device
+        if self.machine.is_emulated and part in ("operator-speed", "serving"):
+            return [Check(part, None, note=NOT_EMULATED)]
+        runs: dict[str, Callable[[], list[Check]]] = {
+            "operators": lambda: check_operators(device, progress),
+            "synchronisation": lambda: check_synchronisation(device, progress),
+            "operator-speed": lambda: time_operators(device, self.rounds, progress),
+            "serving": lambda: check_serving(
+                Setting(self.model, device, self.folder, self.rounds), progress
+            ),
+        }
+        return runs[part]()
+
+
+def finished(path: Path, key: str) -> PartResult | None:
+    """A part's earlier result, unless it was found on something else or its file is damaged."""
+    try:
+        result = PartResult.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return result if result.key == key else None
+
+
+def keep(path: Path, result: PartResult) -> None:
+    """Written beside and renamed: a killed run leaves a whole file or none."""
+    temporary = path.with_suffix(".partial")
+    temporary.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def run(
+    verification: Verification, parts: Sequence[str] = PARTS, console: Console | None = None
+) -> list[PartResult]:
+    """Results of ``parts``; those that the folder has already are not found again."""
+    folder, key = verification.folder, verification.key
+    folder.mkdir(parents=True, exist_ok=True)
+    results = []
+    with Bars(console=console or Console(stderr=True)) as bars:
+        for part in parts:
+            task = bars.add_task(part, total=None)
+            result = finished(folder / f"{part}.json", key)
+            if result is None:
+                start = time.monotonic()
+                checks = verification.run_part(part, _advance(bars, task, part))
+                seconds = time.monotonic() - start
+                result = PartResult(part, key, seconds, tuple(checks))
+                keep(folder / f"{part}.json", result)
+            bars.update(task, total=1, completed=1, description=f"{part}: done")
+            results.append(result)
+    return results
+
+
+def _advance(bars: Bars, task: TaskID, part: str) -> Progress:
+    num_begun = -1
+
+    def advance(what: str, total: int) -> None:
+        nonlocal num_begun
+        num_begun += 1
+        bars.update(task, total=total, completed=num_begun, description=f"{part}: {what}")
+
+    return advance

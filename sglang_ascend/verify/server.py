@@ -1,0 +1,102 @@
+"""A server process on a free loopback port; it dies with its parent."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+LAUNCH = (sys.executable, "-m", "sglang.launch_server")
+START_TIMEOUT_S = 300
+REPLY_TIMEOUT_S = 900
+PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded before any fork
+# A proxy of the environment is not for this machine's own address.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class ServerProcess:
+    """A running server. The constructor returns at once; always ``stop``."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log_path: Path,
+        program: Sequence[str] = LAUNCH,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.log_path = log_path
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        with log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*program, *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Raises RuntimeError with the log's tail if the server dies or takes too long."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the server died at start:\n{self.log_tail()}")
+            if self.is_healthy():
+                return
+            time.sleep(0.3)
+        raise RuntimeError(f"the server did not start in {timeout_s:.0f} s:\n{self.log_tail()}")
+
+    def is_healthy(self) -> bool:
+        try:
+            with _OPENER.open(f"{self.url}/health", timeout=5) as reply:
+                return reply.status == 200
+        except OSError:
+            return False
+
+    def generate(self, **body: Any) -> list[dict[str, Any]]:
+        """The replies to one batched request of `/generate`. Raises OSError."""
+        request = urllib.request.Request(
+            f"{self.url}/generate",
+            data=json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        with _OPENER.open(request, timeout=REPLY_TIMEOUT_S) as reply:
+            return json.load(reply)
+
+    def stop(self) -> None:
+        """Ends the whole process group: scheduler and detokenizer are its members."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def log(self) -> str:
+        return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def log_tail(self, num_lines: int = 40) -> str:
+        return "\n".join(line[:500] for line in deque(self.log().splitlines(), num_lines))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def die_with_parent() -> None:
+    """Linux kills the server with its parent, even one that a timeout ends without cleanup."""
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

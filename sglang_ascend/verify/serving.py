@@ -1,0 +1,177 @@
+"""Two servers, without and with MTP: the same tokens, the reference's, and how fast."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_ascend.verify.checks import Check, Progress
+from sglang_ascend.verify.reference_tokens import Judged, ReferenceTokens
+from sglang_ascend.verify.server import ServerProcess
+
+NAMES = ("plain", "mtp")
+NEW_TOKENS = 32
+BATCHES = (1, 8)
+# What a forward of float32 and of bf16 differ by is compared with what tells tokens apart.
+DTYPES = {"cpu": "float32", "npu": "bfloat16"}
+START_TIMEOUT_S = 900
+LIMITS = ("--max-total-tokens", "16384", "--max-running-requests", "16")
+QUESTIONS = (
+    "What is 17 + 25?",
+    "Tom has 12 apples and gives away 5. How many are left?",
+    "What is 9 times 8?",
+    "A book costs 14 dollars. How much do 3 books cost?",
+    "What is the capital of France?",
+    "Write one sentence about the sea.",
+    "What is 144 divided by 12?",
+    "Name three colours.",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is served, where, and how often it is timed; ``folder`` takes the servers' logs."""
+
+    model: Path
+    device: str
+    folder: Path
+    rounds: int
+
+    def arguments(self, name: str) -> list[str]:
+        arguments = ["--model-path", str(self.model), "--dtype", DTYPES[self.device], *LIMITS]
+        if self.device == "cpu":
+            # An idle scheduler must not spin where two servers share the cores.
+            arguments += ["--sleep-on-idle"]
+        return [*arguments, *(["--speculative-algorithm", "MTP"] if name == "mtp" else [])]
+
+
+Servers = dict[str, ServerProcess]
+Reply = dict[str, Any]
+
+
+@contextmanager
+def running(setting: Setting) -> Iterator[Servers]:
+    """Both, ready. Raises RuntimeError with the end of the log of one that does not start."""
+    with ExitStack() as stack:
+        servers = {}
+        for name in NAMES:
+            log = setting.folder / f"server-{name}.log"
+            servers[name] = ServerProcess(setting.arguments(name), log)
+            stack.callback(servers[name].stop)
+        for server in servers.values():
+            server.wait_until_ready(START_TIMEOUT_S)
+        yield servers
+
+
+def ask(server: ServerProcess, prompts: list[list[int]], **fields: Any) -> list[Reply]:
+    greedy = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+    return server.generate(input_ids=prompts, sampling_params=greedy, **fields)
+
+
+def check_tokens(servers: Servers, reference: ReferenceTokens) -> list[Check]:
+    """A token may differ only where the fp32 reference does not tell the two apart.
+
+    Rounding is measured where nothing flips, on the log-probabilities of the run without MTP; a gap
+    may be twice its largest, which must be well below what usually tells the best two apart.
+    """
+    prompts = [reference.prompt(question) for question in QUESTIONS]
+    replies = {
+        "plain": ask(servers["plain"], prompts, return_logprob=True),
+        "mtp": ask(servers["mtp"], prompts),
+    }
+    judged = {
+        name: [
+            reference.judge(prompt, reply["output_ids"])
+            for prompt, reply in zip(prompts, answers, strict=True)
+        ]
+        for name, answers in replies.items()
+    }
+    bound = 2 * largest_error(replies["plain"], judged["plain"])
+    margins = [margin for reply in judged["plain"] for margin in reply.margins]
+    usual = statistics.median(margins)
+    measured = {"bound (nats)": bound, "usual margin (nats)": usual}
+    checks = [Check("rounding is well below the model's margins", bound < usual, measured)]
+    for name in NAMES:
+        checks.append(judge_tokens(f"greedy tokens, {name}, against fp32", judged[name], bound))
+    pairs = zip(replies["plain"], replies["mtp"], strict=True)
+    same = sum(a["output_ids"] == b["output_ids"] for a, b in pairs)
+    measured = {"replies": len(prompts), "identical": same}
+    note = "another reply is a failure only where a check above says so"
+    checks.append(Check("replies with MTP are those without", None, measured, note))
+    return [*checks, acceptance(replies["mtp"])]
+
+
+def largest_error(replies: list[Reply], judged: list[Judged]) -> float:
+    """Between a server's log-probabilities of its own tokens and the reference's."""
+    return max(
+        abs(float(row[0]) - expected)
+        for reply, rows in zip(replies, judged, strict=True)
+        for row, expected in zip(
+            reply["meta_info"]["output_token_logprobs"], rows.logprobs, strict=True
+        )
+    )
+
+
+def judge_tokens(name: str, judged: list[Judged], bound: float) -> Check:
+    gaps = [gap for reply in judged for gap in reply.gaps]
+    differing = sum(gap > 0 for gap in gaps)
+    measured = {"tokens": len(gaps), "not the best": differing, "largest gap (nats)": max(gaps)}
+    return Check(name, max(gaps) <= bound, measured)
+
+
+def acceptance(replies: list[Reply]) -> Check:
+    forwards = sum(reply["meta_info"]["spec_verify_ct"] for reply in replies)
+    tokens = sum(len(reply["output_ids"]) - 1 for reply in replies)
+    return Check("tokens per target forward", None, {"acceptance length": tokens / forwards})
+
+
+def time_servers(
+    servers: Servers, prompts: list[list[int]], batch: int, rounds: int
+) -> list[Check]:
+    """Alternating rounds; a time is of whole requests, prefill included."""
+    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
+    steps: dict[str, float] = {}
+    for number in range(-1, rounds):  # the first fills caches
+        for name in NAMES if number % 2 else NAMES[::-1]:
+            start = time.perf_counter()
+            replies = ask(servers[name], prompts[:batch])
+            elapsed = time.perf_counter() - start
+            forwards = [reply["meta_info"].get("spec_verify_ct", 0) for reply in replies]
+            steps[name] = max(forwards) or NEW_TOKENS - 1
+            if number >= 0:
+                seconds[name].append(elapsed)
+    ratios = [plain / mtp for plain, mtp in zip(seconds["plain"], seconds["mtp"], strict=True)]
+    measured = {"mtp / plain": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    checks = [Check(f"output tokens/s, batch {batch}", None, measured)]
+    for name in NAMES:
+        median = statistics.median(seconds[name])
+        measured = {
+            "tokens/s": batch * NEW_TOKENS / median,
+            "ms per step": 1e3 * median / steps[name],
+        }
+        checks.append(Check(f"{name}, batch {batch}", None, measured))
+    return checks
+
+
+def check_serving(setting: Setting, progress: Progress) -> list[Check]:
+    total = 3 + len(BATCHES)
+    progress("the reference on the CPU", total)
+    reference = ReferenceTokens(setting.model)
+    progress("two servers start", total)
+    try:
+        with running(setting) as servers:
+            progress("greedy tokens", total)
+            checks = [Check("both servers start", True), *check_tokens(servers, reference)]
+            prompts = [reference.prompt(question) for question in QUESTIONS]
+            for batch in BATCHES:
+                progress(f"output tokens/s, batch {batch}", total)
+                checks += time_servers(servers, prompts, batch, setting.rounds)
+            return checks
+    except (RuntimeError, OSError) as error:
+        tail = str(error)[-1500:]
+        return [Check("both servers start and answer", False, note=" ".join(tail.split()))]

@@ -1,0 +1,79 @@
+"""The parts of verify-npu that need no card pass on the emulated NPU, and find what is wrong there:
+a body that computes something else, and a body that waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_ascend.ops.dispatch import OPS, Implementation
+from sglang_ascend.verify import machine, operators, synchronisation
+from sglang_ascend.verify.checks import Check
+from sglang_ascend.verify.operators import BoundCall, bound_calls
+
+pytestmark = pytest.mark.usefixtures("numerics")
+# Those over torch_npu: Triton has no compiler for an emulated device.
+CALLS = [call for call in bound_calls("npu") if call.op.choose("npu").name == "npu"]
+
+
+def not_passed(checks: list[Check]) -> dict[str, str]:
+    return {check.name: check.note for check in checks if not check.passed}
+
+
+def test_the_report_says_that_the_npu_is_emulated():
+    assert machine.describe("npu").label == machine.EMULATED
+
+
+def test_every_body_over_torch_npu_is_called():
+    bodies = {name for name, op in OPS.items() if "npu" in op._implementations}
+    assert {call.op.name for call in CALLS} == bodies
+
+
+def test_every_body_passes_as_on_a_card():
+    assert not_passed([operators.check_call(call) for call in CALLS]) == {}
+
+
+def test_no_body_waits_and_a_wait_would_be_seen():
+    assert synchronisation.sees_a_wait("npu").passed
+    assert not_passed([synchronisation.check_call(call) for call in CALLS]) == {}
+
+
+@pytest.fixture
+def another_body(monkeypatch) -> Callable[[str, Callable[..., Any]], BoundCall]:
+    def install(name: str, function: Callable[..., Any]) -> BoundCall:
+        body = Implementation("another", function, frozenset({"npu"}))
+        monkeypatch.setitem(OPS[name]._chosen, "npu", body)
+        return BoundCall(OPS[name], torch.bfloat16, "npu")
+
+    return install
+
+
+def test_a_norm_without_its_epsilon_and_one_of_float64_are_found(another_body):
+    right = OPS["norm.rms_norm"].implementation("npu")
+    wide = another_body("norm.rms_norm", lambda x, weight, eps: right(x, weight, 0.5))
+    assert operators.check_call(wide).passed is False
+    double = another_body("norm.rms_norm", lambda *args: right(*args).float())
+    assert operators.check_call(double).passed is False
+
+
+def test_a_body_that_reads_a_number_waits(another_body):
+    right = OPS["norm.rms_norm"].implementation("npu")
+
+    def reads(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        assert x.isfinite().all().item()
+        return right(x, *rest)
+
+    found = synchronisation.check_call(another_body("norm.rms_norm", reads))
+    assert found.passed is False and synchronisation.WAITED in found.note
+
+
+def test_a_call_that_the_documentation_excludes_is_not_made(another_body):
+    def two_weights(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return torch.ops.npu.npu_rms_norm(x, weight.repeat(2), eps)[0]
+
+    check = operators.check_call(another_body("norm.rms_norm", two_weights))
+    assert check.passed is False and check.note.startswith("CallRefused: npu_rms_norm")

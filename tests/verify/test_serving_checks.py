@@ -1,0 +1,139 @@
+"""Replies are judged by the fp32 reference: ties may flip, anything else fails; and the whole part
+runs here, two real servers on the CPU, as the rehearsal that it is called.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_ascend.cli import app
+from sglang_ascend.verify import serving
+from sglang_ascend.verify.machine import REHEARSAL
+from sglang_ascend.verify.reference_tokens import Judged
+from sglang_ascend.verify.serving import NEW_TOKENS, QUESTIONS, Setting, check_tokens, time_servers
+
+BEST, CLOSE, WRONG = 7, 8, 9
+# Of the reference: the gap of each token, and how much the best is ahead.
+GAPS = {BEST: 0.0, CLOSE: 0.01, WRONG: 2.0}
+MARGIN = 1.0
+LOGPROB = -0.5
+
+
+class FakeReference:
+    """Says BEST everywhere; CLOSE is a tie as far as a server's rounding goes."""
+
+    def prompt(self, message: str) -> list[int]:
+        return [len(message)]
+
+    def judge(self, prompt: list[int], tokens: list[int]) -> Judged:
+        gaps = [GAPS[token] for token in tokens]
+        return Judged(gaps, [LOGPROB - gap for gap in gaps], [MARGIN] * len(tokens))
+
+
+class FakeServer:
+    """Says the same tokens to everyone, and its log-probabilities with an error."""
+
+    def __init__(self, tokens: list[int], error: float = 0.02) -> None:
+        self.tokens, self.error = tokens, error
+        self.num_asked = 0
+
+    def generate(self, input_ids: list[list[int]], **fields: Any) -> list[dict[str, Any]]:
+        self.num_asked += 1
+        rows = [[LOGPROB - GAPS[token] + self.error, token, None] for token in self.tokens]
+        meta = {"output_token_logprobs": rows, "spec_verify_ct": 10}
+        return [{"output_ids": self.tokens, "meta_info": meta} for _ in input_ids]
+
+
+def judged(plain: list[int], mtp: list[int], error: float = 0.02) -> dict[str, bool | None]:
+    servers: Any = {"plain": FakeServer(plain, error), "mtp": FakeServer(mtp, error)}
+    reference: Any = FakeReference()
+    return {check.name: check.passed for check in check_tokens(servers, reference)}
+
+
+ROUNDING = "rounding is well below the model's margins"
+PLAIN, MTP = (f"greedy tokens, {name}, against fp32" for name in ("plain", "mtp"))
+
+
+@pytest.mark.parametrize(
+    ("plain", "mtp", "verdict"),
+    [
+        ([BEST] * 4, [BEST] * 4, (True, True)),
+        ([BEST] * 4, [BEST, CLOSE, BEST, BEST], (True, True)),
+        ([BEST] * 4, [BEST, BEST, WRONG, BEST], (True, False)),
+        ([WRONG, BEST], [BEST] * 2, (False, True)),
+    ],
+)
+def test_a_token_may_differ_only_in_a_tie(plain, mtp, verdict):
+    found = judged(plain, mtp)
+    assert (found[PLAIN], found[MTP]) == verdict
+    assert found[ROUNDING]
+
+
+def test_a_rounding_that_would_excuse_anything_is_a_failure():
+    assert judged([BEST] * 4, [WRONG] * 4, error=5.0)[ROUNDING] is False
+
+
+def test_the_acceptance_length_leaves_the_token_of_prefill_out():
+    checks = check_tokens(
+        {"plain": FakeServer([BEST] * 31), "mtp": FakeServer([BEST] * 31)},  # type: ignore[dict-item]
+        FakeReference(),  # type: ignore[arg-type]
+    )
+    assert checks[-1].measured == {"acceptance length": 3.0}
+
+
+def test_rounds_alternate_and_a_step_is_a_forward_of_the_target(monkeypatch):
+    seconds = iter([0, 9, 10, 19, 20, 22, 30, 34, 40, 44, 50, 52])
+    monkeypatch.setattr(serving.time, "perf_counter", lambda: next(seconds))
+    servers: Any = {"plain": FakeServer([BEST]), "mtp": FakeServer([BEST])}
+    ratio, plain, mtp = time_servers(servers, [[1], [2]], batch=2, rounds=2)
+    assert [server.num_asked for server in servers.values()] == [3, 3]
+    # Rounds: one server first, then the other; times 2 and 4, then 4 and 2.
+    assert sorted((ratio.measured["least"], ratio.measured["most"])) in ([0.5, 0.5], [2.0, 2.0])
+    for check in (plain, mtp):
+        times = check.measured["ms per step"] / 100, check.measured["tokens/s"]
+        assert math.prod(times) == pytest.approx(2 * NEW_TOKENS)
+
+
+def test_both_servers_are_on_loopback_and_differ_by_one_flag(tmp_path):
+    setting = Setting(tmp_path / "model", "npu", tmp_path, rounds=1)
+    plain, mtp = setting.arguments("plain"), setting.arguments("mtp")
+    assert mtp == [*plain, "--speculative-algorithm", "MTP"]
+    assert "bfloat16" in plain and "--host" not in plain
+
+
+def test_a_server_that_does_not_start_is_a_failed_check(tmp_path, monkeypatch):
+    def dies(setting: Setting) -> Any:
+        raise RuntimeError("the server died at start:\nno such device")
+
+    monkeypatch.setattr(serving, "running", dies)
+    monkeypatch.setattr(serving, "ReferenceTokens", lambda folder: FakeReference())
+    setting = Setting(tmp_path, "cpu", tmp_path, rounds=1)
+    (check,) = serving.check_serving(setting, lambda what, total: None)
+    assert check.passed is False and check.note.endswith("no such device")
+
+
+@pytest.mark.slow
+@pytest.mark.sglang
+def test_the_rehearsal_on_this_cpu_passes(tmp_path):
+    """nano-deepseek, on two servers: their tokens, the reference's, and the times."""
+    arguments = ["--device", "cpu", "--part", "serving", "--rounds", "1", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, ["verify-npu", *arguments])
+    assert result.exit_code == 0, (tmp_path / "report.md").read_text()
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["label"] == REHEARSAL
+    found = {check["name"]: check for check in report["parts"][0]["checks"]}
+    assert {name for name, check in found.items() if check["passed"]} == {
+        "both servers start",
+        ROUNDING,
+        PLAIN,
+        MTP,
+    }
+    # In fp32 they are the same tokens, without an excuse.
+    same = found["replies with MTP are those without"]["measured"]
+    assert same["identical"] == same["replies"] == len(QUESTIONS)
+    assert found["tokens per target forward"]["measured"]["acceptance length"] > 1.3
