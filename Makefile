@@ -51,6 +51,10 @@ test-triton-ascend: ## Lower the Triton kernels as Ascend's compiler does, witho
 bench: venv ## Measure output tokens/s with and without MTP
 	@$(BIN)/python -m benchmarks.serving $(ARGS)
 
+.PHONY: bench-gpu
+bench-gpu: venv ## Check and time the kernels on a CUDA GPU; without one, say so
+	@$(BIN)/python -m benchmarks.on_gpu --json $(ARGS)
+
 .PHONY: quality
 quality: venv-dev ## Check lint, format, types and docker/
 	@$(BIN)/ruff check $(wildcard $(CODE))

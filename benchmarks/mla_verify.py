@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import flashinfer_mla
 from benchmarks.machine import describe_machine
 from sglang_ascend.ops import attention
 
@@ -41,8 +42,8 @@ class Case:
         return max(moved / bytes_per_second, flops / flops_per_second)
 
 
-def layer_of(case: Case) -> Callable[[], torch.Tensor]:
-    """The operator on random tensors and shuffled pages, ready to run."""
+def layers_of(case: Case) -> tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor] | None]:
+    """The operator on random tensors and shuffled pages, ready to run; and FlashInfer's."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def draw(*shape: int) -> torch.Tensor:
@@ -53,6 +54,7 @@ def layer_of(case: Case) -> Callable[[], torch.Tensor]:
     cache = draw(num_pages * PAGE_SIZE, 1, width)
     pages = torch.randperm(num_pages, generator=generator, device="cuda").view(case.batch, -1)
     kv_lens = torch.full((case.batch,), case.kv_len, device="cuda")
+    scale = width**-0.5
 
     def run() -> torch.Tensor:
         return attention.paged_mla(
@@ -62,19 +64,19 @@ def layer_of(case: Case) -> Callable[[], torch.Tensor]:
             kv_lens,
             query_len=case.query_len,
             page_size=PAGE_SIZE,
-            scale=width**-0.5,
+            scale=scale,
             kv_lora_rank=RANK,
         )
 
-    return run
+    sizes = (case.kv_len, case.query_len, PAGE_SIZE, RANK, scale)
+    return run, flashinfer_mla.layer_of(query, cache, pages, *sizes)
 
 
-def seconds_of_a_layer(case: Case, rounds: int) -> float:
+def seconds_of_a_layer(run: Callable[[], torch.Tensor], rounds: int) -> float:
     """Median over rounds of a replayed graph of one layer: no launch cost is in it.
 
     The keys of 16 requests of 8192 tokens are 151 MB, more than the last-level cache holds.
     """
-    run = layer_of(case)
     for _ in range(WARM_UP_RUNS):
         run()
     torch.cuda.synchronize()
@@ -93,12 +95,17 @@ def seconds_of_a_layer(case: Case, rounds: int) -> float:
 
 
 def measure(case: Case, peaks: tuple[float, float], rounds: int) -> dict[str, object]:
-    seconds, roofline = seconds_of_a_layer(case, rounds), case.roofline_seconds(*peaks)
-    return asdict(case) | {
+    ours, flashinfers = layers_of(case)
+    seconds, roofline = seconds_of_a_layer(ours, rounds), case.roofline_seconds(*peaks)
+    measured: dict[str, object] = {
         "layer_us": 1e6 * seconds,
         "roofline_us": 1e6 * roofline,
         "roofline_share": roofline / seconds,
     }
+    if flashinfers is not None:
+        same = flashinfer_mla.agrees(ours(), flashinfers())
+        measured["flashinfer_us"] = 1e6 * seconds_of_a_layer(flashinfers, rounds) if same else None
+    return asdict(case) | measured
 
 
 def peaks_of(device_name: str) -> tuple[float, float]:
@@ -126,8 +133,9 @@ def main(
     """Measure MLA decode (1 row) and verify (2 and 4 rows), 8192 tokens, 16 requests, bf16.
 
     JSON: {machine, device, cases}; each case has num_heads, query_len, batch, kv_len, layer_us,
-    roofline_us (the larger of bytes / bandwidth and FLOP / peak by the data sheet) and
-    roofline_share. Without a CUDA device: device null, no cases, and exit status 0.
+    roofline_us (the larger of bytes / bandwidth and FLOP / peak by the data sheet),
+    roofline_share and, where FlashInfer is installed, flashinfer_us, null if it computes something
+    else. Without a CUDA device: device null, no cases, and exit status 0.
     """
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     results = []

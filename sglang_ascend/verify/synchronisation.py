@@ -13,8 +13,8 @@ from sglang_ascend.verify.operators import BoundCall, bound_calls
 
 # Operations whose result or shape is data: on a device the host waits for them.
 READS = {"_local_scalar_dense", "nonzero", "unique", "_unique2", "masked_select", "equal"}
-# torch_npu's words where its debug mode stops a call.
-WAITED = "synchronizing NPU operation"
+# torch's and torch_npu's words where their debug mode stops a call.
+WAITED = "called a synchronizing"
 
 
 class HostReads(TorchDispatchMode):
@@ -36,7 +36,7 @@ class HostReads(TorchDispatchMode):
 def wait_of(device: str, run: Callable[[], Any]) -> str:
     """What the host waited for in a second ``run``, empty for nothing; the first one compiles.
 
-    On the NPU torch_npu's debug mode stops at the first wait. It says of itself that it may miss
+    The device's debug mode stops at the first wait. torch_npu's says of itself that it may miss
     some, and its milder mode only writes to standard error.
     """
     device_module = torch.get_device_module(device)
