@@ -95,8 +95,9 @@ def verify_npu(
         "verify-npu"
     ),
     model: Annotated[
-        str, typer.Option(help="What is served: a model of this package, or a checkpoint folder.")
-    ] = "nano-deepseek",
+        list[str] | None,
+        typer.Option(help="Served: a model of this package or a folder; may be repeated."),
+    ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds of each timing.")] = 7,
     part: Annotated[
         list[Part] | None, typer.Option(help="Only this part, may be repeated; default all.")
@@ -107,9 +108,9 @@ def verify_npu(
 ) -> None:
     """Check an NPU: operators, waits for the device, speed, and tokens of servers with MTP.
 
-    Writes report.json and report.md into the folder: send both back, and the servers' logs where
-    something failed. Finished parts are kept there, so that the same command resumes. Servers
-    listen on 127.0.0.1 only; nothing is sent anywhere.
+    Serves both models of this package unless --model names others, on 127.0.0.1 only, and sends
+    nothing anywhere. Writes report.json and report.md into the folder: send both back, and the
+    servers' logs where something failed. Finished parts are kept there: the same command resumes.
 
     The exit code is 0 when every check passed, 1 when one failed, 2 when there is nothing to verify
     here, such as a machine without an NPU.
@@ -119,11 +120,13 @@ def verify_npu(
     from sglang_ascend.models import catalog
     from sglang_ascend.verify import machine, report
 
-    parts, folder = part or list(Part), Path(model)
+    parts, models = part or list(Part), model or list(catalog.MODELS)
     try:
         described = machine.describe(device)
-        if Part.SERVING in parts and not folder.is_dir():
-            folder = catalog.model_path(model)
+        folders = tuple(
+            Path(name) if Path(name).is_dir() else catalog.model_path(name)
+            for name in (models if Part.SERVING in parts else ())
+        )
     except (machine.NoNpuError, ValueError, OSError) as error:
         typer.echo(f"sglang-ascend: {error}", err=True)
         raise typer.Exit(2) from None
@@ -131,7 +134,7 @@ def verify_npu(
     from sglang_ascend.verify.run import Verification, run
 
     typer.echo(described.label, err=True)
-    results = run(Verification(described, folder, out, rounds), parts)
+    results = run(Verification(described, folders, out, rounds), parts)
     typer.echo(report.write_report(out, described, results))
     typer.echo(report.verdict(results), err=True)
     raise typer.Exit(0 if report.passed(results) else 1)

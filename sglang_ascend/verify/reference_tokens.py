@@ -35,6 +35,9 @@ class ReferenceTokens:
                 f"{folder} is of model_type {family}, for which no reference is known: choose "
                 f"{' or '.join(CLASSES)}."
             )
+        # The MTP layer's weights are not the reference's, which it would report at length.
+        transformers.utils.logging.set_verbosity_error()
+        transformers.utils.logging.disable_progress_bar()
         loader: Any = getattr(transformers, CLASSES[family])
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.model = loader.from_pretrained(

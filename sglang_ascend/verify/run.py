@@ -27,17 +27,18 @@ NOT_EMULATED = "an emulated NPU has no speed, and serves no model here"
 
 @dataclass(frozen=True)
 class Verification:
-    """What is verified; ``model`` is a checkpoint's folder, ``folder`` takes the results."""
+    """What is verified; ``models`` are checkpoints' folders, ``folder`` takes the results."""
 
     machine: Machine
-    model: Path
+    models: tuple[Path, ...]
     folder: Path
     rounds: int
 
-    @property
-    def key(self) -> str:
-        """Of everything that a result depends on."""
-        described = [self.machine.label, self.machine.facts, str(self.model), self.rounds]
+    def key(self, part: str) -> str:
+        """Of everything that the part's result depends on."""
+        models = [str(model) for model in self.models]
+        settings = {"operator-speed": [self.rounds], "serving": [self.rounds, models]}
+        described = [self.machine.label, self.machine.facts, settings.get(part)]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
 
     def run_part(self, part: str, progress: Progress) -> list[Check]:
@@ -48,11 +49,21 @@ class Verification:
             "operators": lambda: check_operators(device, progress),
             "synchronisation": lambda: check_synchronisation(device, progress),
             "operator-speed": lambda: time_operators(device, self.rounds, progress),
-            "serving": lambda: check_serving(
-                Setting(self.model, device, self.folder, self.rounds), progress
-            ),
+            "serving": lambda: self.serve(progress),
         }
         return runs[part]()
+
+    def serve(self, progress: Progress) -> list[Check]:
+        """One model after another: a card need not hold four servers."""
+        checks = []
+        for model in self.models:
+            setting = Setting(model, self.machine.device, self.folder, self.rounds)
+
+            def advance(what: str, total: int, model: Path = model) -> None:
+                progress(f"{model.name}: {what}", total * len(self.models))
+
+            checks += check_serving(setting, advance)
+        return checks
 
 
 def finished(path: Path, key: str) -> PartResult | None:
@@ -75,12 +86,13 @@ def run(
     verification: Verification, parts: Sequence[str] = PARTS, console: Console | None = None
 ) -> list[PartResult]:
     """Results of ``parts``; those that the folder has already are not found again."""
-    folder, key = verification.folder, verification.key
+    folder = verification.folder
     folder.mkdir(parents=True, exist_ok=True)
     results = []
     with Bars(console=console or Console(stderr=True)) as bars:
         for part in parts:
             task = bars.add_task(part, total=None)
+            key = verification.key(part)
             result = finished(folder / f"{part}.json", key)
             if result is None:
                 start = time.monotonic()

@@ -6,11 +6,11 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sglang_ascend.verify.checks import Check, Progress
+from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.reference_tokens import Judged, ReferenceTokens
 from sglang_ascend.verify.server import ServerProcess
 
@@ -55,17 +55,23 @@ Reply = dict[str, Any]
 
 
 @contextmanager
-def running(setting: Setting) -> Iterator[Servers]:
-    """Both, ready. Raises RuntimeError with the end of the log of one that does not start."""
+def running(setting: Setting) -> Iterator[tuple[Servers, list[Check]]]:
+    """Those that start, ready, and a check for each; what one cannot the other still shows."""
     with ExitStack() as stack:
-        servers = {}
+        started, ready, checks = {}, {}, []
         for name in NAMES:
-            log = setting.folder / f"server-{name}.log"
-            servers[name] = ServerProcess(setting.arguments(name), log)
-            stack.callback(servers[name].stop)
-        for server in servers.values():
-            server.wait_until_ready(START_TIMEOUT_S)
-        yield servers
+            log = setting.folder / f"server-{setting.model.name}-{name}.log"
+            started[name] = ServerProcess(setting.arguments(name), log)
+            stack.callback(started[name].stop)
+        for name, server in started.items():
+            try:
+                server.wait_until_ready(START_TIMEOUT_S)
+                ready[name] = server
+                checks.append(Check(f"the server starts, {name}", True))
+            except RuntimeError as error:
+                end_of_log = " ".join(str(error)[-1500:].split())
+                checks.append(Check(f"the server starts, {name}", False, note=end_of_log))
+        yield ready, checks
 
 
 def ask(server: ServerProcess, prompts: list[list[int]], **fields: Any) -> list[Reply]:
@@ -80,9 +86,10 @@ def check_tokens(servers: Servers, reference: ReferenceTokens) -> list[Check]:
     may be twice its largest, which must be well below what usually tells the best two apart.
     """
     prompts = [reference.prompt(question) for question in QUESTIONS]
+    measured_by = next(iter(servers))
     replies = {
-        "plain": ask(servers["plain"], prompts, return_logprob=True),
-        "mtp": ask(servers["mtp"], prompts),
+        name: ask(server, prompts, return_logprob=name == measured_by)
+        for name, server in servers.items()
     }
     judged = {
         name: [
@@ -91,19 +98,26 @@ def check_tokens(servers: Servers, reference: ReferenceTokens) -> list[Check]:
         ]
         for name, answers in replies.items()
     }
-    bound = 2 * largest_error(replies["plain"], judged["plain"])
-    margins = [margin for reply in judged["plain"] for margin in reply.margins]
+    bound = 2 * largest_error(replies[measured_by], judged[measured_by])
+    margins = [margin for reply in judged[measured_by] for margin in reply.margins]
     usual = statistics.median(margins)
     measured = {"bound (nats)": bound, "usual margin (nats)": usual}
     checks = [Check("rounding is well below the model's margins", bound < usual, measured)]
-    for name in NAMES:
-        checks.append(judge_tokens(f"greedy tokens, {name}, against fp32", judged[name], bound))
-    pairs = zip(replies["plain"], replies["mtp"], strict=True)
+    for name in servers:
+        checks.append(judge_tokens(f"greedy tokens against fp32, {name}", judged[name], bound))
+    if "mtp" in replies:
+        checks.append(acceptance(replies["mtp"]))
+    if len(replies) == len(NAMES):
+        checks.append(same_replies(*replies.values()))
+    return checks
+
+
+def same_replies(plain: list[Reply], mtp: list[Reply]) -> Check:
+    pairs = zip(plain, mtp, strict=True)
     same = sum(a["output_ids"] == b["output_ids"] for a, b in pairs)
-    measured = {"replies": len(prompts), "identical": same}
+    measured = {"replies": len(plain), "identical": same}
     note = "another reply is a failure only where a check above says so"
-    checks.append(Check("replies with MTP are those without", None, measured, note))
-    return [*checks, acceptance(replies["mtp"])]
+    return Check("replies with MTP are those without", None, measured, note)
 
 
 def largest_error(replies: list[Reply], judged: list[Judged]) -> float:
@@ -134,10 +148,10 @@ def time_servers(
     servers: Servers, prompts: list[list[int]], batch: int, rounds: int
 ) -> list[Check]:
     """Alternating rounds; a time is of whole requests, prefill included."""
-    seconds: dict[str, list[float]] = {name: [] for name in NAMES}
+    seconds: dict[str, list[float]] = {name: [] for name in servers}
     steps: dict[str, float] = {}
     for number in range(-1, rounds):  # the first fills caches
-        for name in NAMES if number % 2 else NAMES[::-1]:
+        for name in list(servers) if number % 2 else list(servers)[::-1]:
             start = time.perf_counter()
             replies = ask(servers[name], prompts[:batch])
             elapsed = time.perf_counter() - start
@@ -145,33 +159,36 @@ def time_servers(
             steps[name] = max(forwards) or NEW_TOKENS - 1
             if number >= 0:
                 seconds[name].append(elapsed)
-    ratios = [plain / mtp for plain, mtp in zip(seconds["plain"], seconds["mtp"], strict=True)]
-    measured = {"mtp / plain": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
-    checks = [Check(f"output tokens/s, batch {batch}", None, measured)]
-    for name in NAMES:
-        median = statistics.median(seconds[name])
+    checks = []
+    for name, times in seconds.items():
+        median = statistics.median(times)
         measured = {
             "tokens/s": batch * NEW_TOKENS / median,
             "ms per step": 1e3 * median / steps[name],
         }
-        checks.append(Check(f"{name}, batch {batch}", None, measured))
+        checks.append(Check(f"batch {batch}, {name}", None, measured))
+    if len(seconds) == len(NAMES):
+        ratios = [plain / mtp for plain, mtp in zip(*seconds.values(), strict=True)]
+        measured = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+        checks.append(Check(f"batch {batch}, output tokens/s, mtp / plain", None, measured))
     return checks
 
 
 def check_serving(setting: Setting, progress: Progress) -> list[Check]:
+    """Never raises: a server that dies is what was found."""
     total = 3 + len(BATCHES)
-    progress("the reference on the CPU", total)
-    reference = ReferenceTokens(setting.model)
-    progress("two servers start", total)
     try:
-        with running(setting) as servers:
-            progress("greedy tokens", total)
-            checks = [Check("both servers start", True), *check_tokens(servers, reference)]
-            prompts = [reference.prompt(question) for question in QUESTIONS]
-            for batch in BATCHES:
-                progress(f"output tokens/s, batch {batch}", total)
-                checks += time_servers(servers, prompts, batch, setting.rounds)
-            return checks
-    except (RuntimeError, OSError) as error:
-        tail = str(error)[-1500:]
-        return [Check("both servers start and answer", False, note=" ".join(tail.split()))]
+        progress("the reference on the CPU", total)
+        reference = ReferenceTokens(setting.model)
+        prompts = [reference.prompt(question) for question in QUESTIONS]
+        progress("two servers start", total)
+        with running(setting) as (servers, checks):
+            if servers:
+                progress("greedy tokens", total)
+                checks += check_tokens(servers, reference)
+                for batch in BATCHES:
+                    progress(f"output tokens/s, batch {batch}", total)
+                    checks += time_servers(servers, prompts, batch, setting.rounds)
+    except Exception as error:
+        checks = [Check("the servers answer", False, note=sentence_of(error))]
+    return [replace(check, name=f"{setting.model.name}: {check.name}") for check in checks]

@@ -7,18 +7,23 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.operators import BoundCall, bound_calls
 
 # Operations whose result or shape is data: on a device the host waits for them.
 READS = {"_local_scalar_dense", "nonzero", "unique", "_unique2", "masked_select", "equal"}
+# Copies, between host and device; a kernel's body has no business with the host.
+COPIES = {"copy_", "_to_copy"}
+# What torch.tensor ends in, behind a copy that is not dispatched.
+NEW_FROM_HOST = "lift_fresh"
 # torch's and torch_npu's words where their debug mode stops a call.
 WAITED = "called a synchronizing"
 
 
 class HostReads(TorchDispatchMode):
-    """Collects what would be waits on a device, where there is no device that could tell."""
+    """Collects the operations that make a host wait, by what they are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,25 +32,33 @@ class HostReads(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
-        if name in READS:
+        devices = devices_of((args, result))
+        brings = name == NEW_FROM_HOST and devices != {"cpu"}
+        if name in READS or brings or (name in COPIES and len(devices) > 1):
             self.names.add(name)
-        return func(*args, **(kwargs or {}))
+        return result
+
+
+def devices_of(value: Any) -> set[str]:
+    return {leaf.device.type for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)}
 
 
 def wait_of(device: str, run: Callable[[], Any]) -> str:
-    """What the host waited for in a second ``run``, empty for nothing; the first one compiles.
+    """What the host waits for in ``run``, empty for nothing; it runs once before, to compile.
 
-    The device's debug mode stops at the first wait. torch_npu's says of itself that it may miss
-    some, and its milder mode only writes to standard error.
+    Seen twice over: by the operations that are dispatched, and by the device's debug mode, which
+    stops at the first wait. That of torch_npu 2.13 sees waits for a stream, but no blocking copy.
     """
     device_module = torch.get_device_module(device)
     run()
     device_module.synchronize()
-    if device == "cpu":
-        with HostReads() as reads:
-            run()
+    with HostReads() as reads:
+        run()
+    if reads.names or device == "cpu":
         return ", ".join(sorted(reads.names))
+    device_module.synchronize()
     device_module.set_sync_debug_mode("error")
     try:
         run()
@@ -59,10 +72,14 @@ def wait_of(device: str, run: Callable[[], Any]) -> str:
 
 
 def sees_a_wait(device: str) -> Check:
-    """The control: reading a number must be seen, or seeing nothing means nothing."""
-    number = torch.ones((), device=device)
-    found = wait_of(device, lambda: (number + 1).item())
-    return Check("control: reading one number waits", bool(found), note=found or "not seen")
+    """The control: a wait must be seen, or seeing nothing means nothing."""
+    number, stream = torch.ones((), device=device), torch.get_device_module(device).current_stream()
+    waits: dict[str, Callable[[], Any]] = {"a number is read": lambda: (number + 1).item()}
+    if device != "cpu":
+        waits["a tensor is fetched"] = (number + 1).cpu
+        waits["a stream is waited for"] = stream.synchronize
+    unseen = [name for name, run in waits.items() if not wait_of(device, run)]
+    return Check("control: waits are seen", not unseen, note=", ".join(unseen))
 
 
 def check_call(call: BoundCall) -> Check:

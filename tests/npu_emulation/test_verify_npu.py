@@ -60,15 +60,38 @@ def test_a_norm_without_its_epsilon_and_one_of_float64_are_found(another_body):
     assert operators.check_call(double).passed is False
 
 
-def test_a_body_that_reads_a_number_waits(another_body):
+def fetches(x: torch.Tensor) -> None:
+    x.cpu()
+
+
+def reads_a_number(x: torch.Tensor) -> None:
+    x.sum().item()
+
+
+def makes_a_list(x: torch.Tensor) -> None:
+    x[0, :2].tolist()
+
+
+def brings_a_list(x: torch.Tensor) -> None:
+    torch.tensor([1.0, 2.0], device=x.device)
+
+
+def waits_for_its_stream(x: torch.Tensor) -> None:
+    torch.npu.current_stream().synchronize()
+
+
+@pytest.mark.parametrize(
+    "wait", [fetches, reads_a_number, makes_a_list, brings_a_list, waits_for_its_stream]
+)
+def test_a_body_that_waits_is_found(another_body, wait):
     right = OPS["norm.rms_norm"].implementation("npu")
 
-    def reads(x: torch.Tensor, *rest: Any) -> torch.Tensor:
-        assert x.isfinite().all().item()
+    def waits(x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        wait(x)
         return right(x, *rest)
 
-    found = synchronisation.check_call(another_body("norm.rms_norm", reads))
-    assert found.passed is False and synchronisation.WAITED in found.note
+    found = synchronisation.check_call(another_body("norm.rms_norm", waits))
+    assert found.passed is False and found.note
 
 
 def test_a_call_that_the_documentation_excludes_is_not_made(another_body):

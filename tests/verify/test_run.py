@@ -39,7 +39,7 @@ def parts_run(monkeypatch) -> list[str]:
 
 def verification(folder: Path, **changes: object) -> Verification:
     return Verification(
-        **{"machine": CPU, "model": Path("m"), "folder": folder, "rounds": 1} | changes
+        **{"machine": CPU, "models": (Path("m"),), "folder": folder, "rounds": 1} | changes
     )
 
 
@@ -133,14 +133,25 @@ def test_a_killed_run_goes_on_at_its_part(tmp_path, parts_run, monkeypatch):
     [
         {"machine": Machine("cpu", REHEARSAL, {"device": "another CPU"})},
         {"machine": Machine("npu", "measured on a card", {"device": "a CPU"})},
-        {"model": Path("other")},
-        {"rounds": 2},
     ],
 )
 def test_what_was_found_elsewhere_is_found_again(tmp_path, parts_run, changes):
     run.run(verification(tmp_path), console=QUIET)
     run.run(verification(tmp_path, **changes), console=QUIET)
     assert tuple(parts_run) == 2 * PARTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "again"),
+    [
+        ({"rounds": 2}, ("operator-speed", "serving")),
+        ({"models": (Path("m"), Path("other"))}, ("serving",)),
+    ],
+)
+def test_another_setting_repeats_the_parts_that_it_changes(tmp_path, parts_run, changes, again):
+    run.run(verification(tmp_path), console=QUIET)
+    run.run(verification(tmp_path, **changes), console=QUIET)
+    assert tuple(parts_run) == PARTS + again
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"part": 1}', '{"checks": [{"unknown": 1}]}'])
