@@ -82,6 +82,7 @@ class Part(StrEnum):
     SYNCHRONISATION = "synchronisation"
     OPERATOR_SPEED = "operator-speed"
     SERVING = "serving"
+    SERVING_WAITS = "serving-waits"
 
 
 class VerifiedDevice(StrEnum):
@@ -125,7 +126,7 @@ def verify_npu(
         described = machine.describe(device)
         folders = tuple(
             Path(name) if Path(name).is_dir() else catalog.model_path(name)
-            for name in (models if Part.SERVING in parts else ())
+            for name in (models if {Part.SERVING, Part.SERVING_WAITS} & set(parts) else ())
         )
     except (machine.NoNpuError, ValueError, OSError) as error:
         typer.echo(f"sglang-ascend: {error}", err=True)

@@ -46,6 +46,12 @@ def optional_path(text: str) -> Path | None:
     return path(text) if text else None
 
 
+def switch(text: str) -> bool:
+    if text not in ("", "1"):
+        raise ValueError("1, or empty")
+    return text == "1"
+
+
 CACHE = Variable(
     "SGLANG_ASCEND_CACHE",
     path,
@@ -68,7 +74,14 @@ TRACE = Variable(
     "Folder for a trace of every speculative step, which Perfetto opens; empty: none is written.",
 )
 
-VARIABLES: tuple[Variable, ...] = (CACHE, LOSSY_ACCEPTANCE, TRACE)
+LOG_WAITS = Variable(
+    "SGLANG_ASCEND_LOG_WAITS",
+    switch,
+    "",
+    "1: a server's log has a line for each wait for a stream, by torch_npu's sync debug mode.",
+)
+
+VARIABLES: tuple[Variable, ...] = (CACHE, LOSSY_ACCEPTANCE, TRACE, LOG_WAITS)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -30,7 +30,7 @@ TABLE: dict[str, set[str]] = {
     "checkpoint": set(),
     "models": {"env"},
     "training": {"env", "ops", "speculative", "models"},
-    "verify": {"ops"},
+    "verify": {"env", "ops"},
 }
 TABLE["plugin"] = TABLE.keys() - {"__init__", "training", "verify"}
 TABLE["cli"] = TABLE.keys() - {"__init__"}

@@ -38,7 +38,9 @@ def _register() -> None:
     from sglang_ascend.plugin.attention_backend import register_attention
     from sglang_ascend.plugin.hooks import register_hooks
     from sglang_ascend.plugin.mtp_algorithm import register_mtp
+    from sglang_ascend.plugin.waits import log_waits
 
     register_mtp()
     register_attention()
     register_hooks()
+    log_waits()

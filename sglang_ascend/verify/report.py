@@ -14,6 +14,7 @@ TITLES = {
     "synchronisation": "Synchronisation: waits inside of an operator's body",
     "operator-speed": "Speed of the operators: reference / body, alternating",
     "serving": "Servers without and with MTP",
+    "serving-waits": "Waits of a decode step, by torch_npu's debug mode",
 }
 WORDS = {True: "pass", False: "FAIL", None: "-"}
 

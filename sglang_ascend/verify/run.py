@@ -19,9 +19,10 @@ from sglang_ascend.verify.machine import Machine
 from sglang_ascend.verify.operator_speed import time_operators
 from sglang_ascend.verify.operators import check_operators
 from sglang_ascend.verify.serving import Setting, check_serving
+from sglang_ascend.verify.serving_waits import check_waits
 from sglang_ascend.verify.synchronisation import check_synchronisation
 
-PARTS = ("operators", "synchronisation", "operator-speed", "serving")
+PARTS = ("operators", "synchronisation", "operator-speed", "serving", "serving-waits")
 NOT_EMULATED = "an emulated NPU has no speed, and serves no model here"
 
 
@@ -37,23 +38,30 @@ class Verification:
     def key(self, part: str) -> str:
         """Of everything that the part's result depends on."""
         models = [str(model) for model in self.models]
-        settings = {"operator-speed": [self.rounds], "serving": [self.rounds, models]}
+        settings = {
+            "operator-speed": [self.rounds],
+            "serving": [self.rounds, models],
+            "serving-waits": models,
+        }
         described = [self.machine.label, self.machine.facts, settings.get(part)]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
 
     def run_part(self, part: str, progress: Progress) -> list[Check]:
         device = self.machine.device
-        if self.machine.is_emulated and part in ("operator-speed", "serving"):
+        if self.machine.is_emulated and part not in ("operators", "synchronisation"):
             return [Check(part, None, note=NOT_EMULATED)]
         runs: dict[str, Callable[[], list[Check]]] = {
             "operators": lambda: check_operators(device, progress),
             "synchronisation": lambda: check_synchronisation(device, progress),
             "operator-speed": lambda: time_operators(device, self.rounds, progress),
-            "serving": lambda: self.serve(progress),
+            "serving": lambda: self.serve(check_serving, progress),
+            "serving-waits": lambda: self.serve(check_waits, progress),
         }
         return runs[part]()
 
-    def serve(self, progress: Progress) -> list[Check]:
+    def serve(
+        self, check: Callable[[Setting, Progress], list[Check]], progress: Progress
+    ) -> list[Check]:
         """One model after another: a card need not hold four servers."""
         checks = []
         for model in self.models:
@@ -62,7 +70,7 @@ class Verification:
             def advance(what: str, total: int, model: Path = model) -> None:
                 progress(f"{model.name}: {what}", total * len(self.models))
 
-            checks += check_serving(setting, advance)
+            checks += check(setting, advance)
         return checks
 
 

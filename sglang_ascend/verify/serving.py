@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,13 +55,16 @@ Reply = dict[str, Any]
 
 
 @contextmanager
-def running(setting: Setting) -> Iterator[tuple[Servers, list[Check]]]:
+def running(
+    setting: Setting, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Servers, list[Check]]]:
     """Those that start, ready, and a check for each; what one cannot the other still shows."""
     with ExitStack() as stack:
         started, ready, checks = {}, {}, []
         for name in NAMES:
             log = setting.folder / f"server-{setting.model.name}-{name}.log"
-            started[name] = ServerProcess(setting.arguments(name), log)
+            arguments = setting.arguments(name)
+            started[name] = ServerProcess(arguments, log, environment=environment)
             stack.callback(started[name].stop)
         for name, server in started.items():
             try:
@@ -74,9 +77,16 @@ def running(setting: Setting) -> Iterator[tuple[Servers, list[Check]]]:
         yield ready, checks
 
 
-def ask(server: ServerProcess, prompts: list[list[int]], **fields: Any) -> list[Reply]:
-    greedy = {"temperature": 0, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
+def ask(
+    server: ServerProcess, prompts: list[list[int]], new_tokens: int = NEW_TOKENS, **fields: Any
+) -> list[Reply]:
+    greedy = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
     return server.generate(input_ids=prompts, sampling_params=greedy, **fields)
+
+
+def steps_of(replies: list[Reply], new_tokens: int = NEW_TOKENS) -> int:
+    """Decode forwards of the target for one batch; prefill gives the first token of each."""
+    return max(reply["meta_info"].get("spec_verify_ct", 0) for reply in replies) or new_tokens - 1
 
 
 def check_tokens(servers: Servers, reference: ReferenceTokens) -> list[Check]:
@@ -155,8 +165,7 @@ def time_servers(
             start = time.perf_counter()
             replies = ask(servers[name], prompts[:batch])
             elapsed = time.perf_counter() - start
-            forwards = [reply["meta_info"].get("spec_verify_ct", 0) for reply in replies]
-            steps[name] = max(forwards) or NEW_TOKENS - 1
+            steps[name] = steps_of(replies)
             if number >= 0:
                 seconds[name].append(elapsed)
     checks = []

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_ascend.env import LOG_WAITS
 from sglang_ascend.ops.dispatch import OPS, Implementation
+from sglang_ascend.plugin.waits import log_waits
 from sglang_ascend.verify import machine, operators, synchronisation
 from sglang_ascend.verify.checks import Check
 from sglang_ascend.verify.operators import BoundCall, bound_calls
@@ -65,6 +67,20 @@ def test_a_norm_without_its_epsilon_and_one_of_float64_are_found(another_body):
     assert operators.check_call(wide).passed is False
     double = another_body("norm.rms_norm", lambda *args: right(*args).float())
     assert operators.check_call(double).passed is False
+
+
+def test_a_wait_of_a_server_is_a_line_of_its_log(monkeypatch, capfd):
+    """verify-npu counts them; the words are torch_npu's own."""
+    monkeypatch.setenv(LOG_WAITS.name, "1")
+    number = torch.ones((), device="npu")
+    try:
+        log_waits()
+        for _ in range(3):
+            number.item()
+    finally:
+        torch.npu.set_sync_debug_mode("default")
+    number.item()
+    assert capfd.readouterr().err.count(synchronisation.WAITED) == 3
 
 
 def fetches(x: torch.Tensor) -> None:

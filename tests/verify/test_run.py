@@ -93,7 +93,7 @@ def test_what_an_npu_says_of_itself_is_in_the_facts(monkeypatch, tmp_path):
 
 def test_an_emulated_npu_is_not_timed_and_serves_nothing(tmp_path):
     emulated = verification(tmp_path, machine=Machine("npu", EMULATED, {}))
-    for part in ("operator-speed", "serving"):
+    for part in ("operator-speed", "serving", "serving-waits"):
         assert emulated.run_part(part, lambda what, total: None) == [
             Check(part, None, note=NOT_EMULATED)
         ]
@@ -145,7 +145,7 @@ def test_what_was_found_elsewhere_is_found_again(tmp_path, parts_run, changes):
     ("changes", "again"),
     [
         ({"rounds": 2}, ("operator-speed", "serving")),
-        ({"models": (Path("m"), Path("other"))}, ("serving",)),
+        ({"models": (Path("m"), Path("other"))}, ("serving", "serving-waits")),
     ],
 )
 def test_another_setting_repeats_the_parts_that_it_changes(tmp_path, parts_run, changes, again):
@@ -173,7 +173,7 @@ def command(monkeypatch, tmp_path):
 def test_the_report_is_written_and_labelled(command, parts_run, tmp_path):
     result = command()
     assert (result.exit_code, result.stdout) == (0, f"{tmp_path}/out/report.md\n")
-    assert REHEARSAL in result.stderr and "4 of 4 checks passed." in result.stderr
+    assert REHEARSAL in result.stderr and "5 of 5 checks passed." in result.stderr
     text = (tmp_path / "out" / "report.md").read_text()
     assert f"**{REHEARSAL}**" in text and "| operators is right | pass | error 0.5 |" in text
     fields = json.loads((tmp_path / "out" / "report.json").read_text())

@@ -119,7 +119,9 @@ class FakeProcess(FakeServer):
 
     broken: tuple[str, ...] = ()
 
-    def __init__(self, arguments: list[str], log_path: Path) -> None:
+    def __init__(
+        self, arguments: list[str], log_path: Path, environment: dict[str, str] | None
+    ) -> None:
         super().__init__([BEST] * 4)
         self.name = "mtp" if "MTP" in arguments else "plain"
         self.log_path = log_path

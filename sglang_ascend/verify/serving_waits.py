@@ -1,0 +1,45 @@
+"""How often a server's decode step waits for the device, without and with MTP."""
+
+from __future__ import annotations
+
+from sglang_ascend.env import LOG_WAITS
+from sglang_ascend.verify.checks import Check, Progress, sentence_of
+from sglang_ascend.verify.server import ServerProcess
+from sglang_ascend.verify.serving import Setting, ask, running, steps_of
+from sglang_ascend.verify.synchronisation import WAITED
+
+PROMPTS = [[16 * request + position + 5 for position in range(16)] for request in range(8)]
+# A reply of either length has one prefill: what the longer one has more is steps.
+SHORT, LONG = 8, 72
+# A line of the log, every 40 steps, may read a number.
+BUDGET = 0.1
+
+
+def waits_per_step(server: ServerProcess) -> float:
+    """Lines of torch_npu's debug mode in the log, by the steps between a short and a long reply."""
+    waits, steps = [], []
+    for new_tokens in (SHORT, SHORT, LONG):  # the first one captures and compiles
+        before = server.log().count(WAITED)
+        replies = ask(server, PROMPTS, new_tokens)
+        waits.append(server.log().count(WAITED) - before)
+        steps.append(steps_of(replies, new_tokens))
+    return (waits[2] - waits[1]) / (steps[2] - steps[1])
+
+
+def check_waits(setting: Setting, progress: Progress) -> list[Check]:
+    """Never raises. Plain decode is measured beside it and not judged: it is SGLang's own."""
+    name = setting.model.name
+    if setting.device == "cpu":
+        return [Check(f"{name}: waits", None, note="there is no device to wait for")]
+    progress("two servers start", 2)
+    try:
+        with running(setting, {LOG_WAITS.name: "1"}) as (servers, checks):
+            progress("steps", 2)
+            for kind, server in servers.items():
+                per_step = waits_per_step(server)
+                passed = per_step <= BUDGET if kind == "mtp" else None
+                measured = {"waits": per_step}
+                checks.append(Check(f"{name}: waits per step, {kind}", passed, measured))
+            return checks
+    except Exception as error:
+        return [Check(f"{name}: the servers answer", False, note=sentence_of(error))]
