@@ -18,11 +18,11 @@ SMALL = Sizes(
     heads=(1, 3),
     query_lens=(2,),
     page_sizes=(16,),
-    kv_lens=(2, 17, 40),
+    kv_lens=(2, 17),
     dtypes=(torch.float32,),
     mla_widths=(16, 8),
-    filtered=((40, 16), (65, 8)),
-    drawn=(70, 10),
+    filtered=((40, 8), (65, 4)),
+    drawn=(70, 6),
 )
 
 
