@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sglang_ascend import ops
+from sglang_ascend.ops import mla
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ROWS, HIDDEN, EPS = 32, 1024, 1e-6
@@ -27,6 +28,8 @@ class OperatorCall:
     dtypes: tuple[torch.dtype, ...] = (BF16, FP32)
     # Roundings to the output's type that body and reference may be apart.
     roundings: int = 1
+    # What is done to the arguments once they are on their device, as at loading.
+    placed: Callable[[tuple[Any, ...]], tuple[Any, ...]] = lambda args: args
     # (result, arguments) -> the tensors in which body and reference must agree.
     compared: Callable[[Any, tuple[Any, ...]], Any] = lambda result, args: (result, args)
 
@@ -130,6 +133,42 @@ def paged_gqa(dtype: torch.dtype) -> Arguments:
     return (query, keys, values, pages(), KV_LENS.clone()), sizes
 
 
+def prefill_gqa(dtype: torch.dtype) -> Arguments:
+    """A chunk behind a prefix, and a whole prompt."""
+    query_lens, kv_lens = (40, 300), (290, 300)
+    keys, values = torch.randn(2, NUM_PAGES * PAGE_SIZE, 4, 128).to(dtype).unbind()
+    table = torch.randperm(NUM_PAGES)[:6].view(2, 3)
+    sizes = {"query_lens": query_lens, "page_size": PAGE_SIZE, "scale": 128**-0.5}
+    return (torch.randn(340, 16, 128).to(dtype), keys, values, table, kv_lens), sizes
+
+
+def mla_prolog(dtype: torch.dtype) -> Arguments:
+    """DeepSeek-V3's sizes, with one rank's heads of sixteen."""
+
+    def matrix(*shape: int) -> torch.Tensor:
+        return (torch.randn(*shape) / (4 * shape[-2] ** 0.5)).to(dtype)
+
+    projections = mla.Projections(
+        w_dq=matrix(7168, 1536),
+        q_norm=torch.randn(1536).to(dtype),
+        w_uq_qr=matrix(1536, 8 * 192),
+        w_uk=matrix(8, 128, 512),
+        w_dkv_kr=matrix(7168, 576),
+        kv_norm=torch.randn(512).to(dtype),
+    )
+    caches = [torch.zeros(NUM_PAGES, PAGE_SIZE, 1, width, dtype=dtype) for width in (512, 64)]
+    rows = torch.randn(ROWS, 7168).to(dtype)
+    return (rows, projections, *turned(64, dtype), slots(), *caches), {"eps": EPS}
+
+
+def packed(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(mla.packed(arg) if isinstance(arg, mla.Projections) else arg for arg in args)
+
+
+def mla_pack(dtype: torch.dtype) -> Arguments:
+    return (torch.randn(HIDDEN, 512).to(dtype),), {}
+
+
 NUM_STEPS = 3
 
 
@@ -168,6 +207,7 @@ CALLS = {
     "activation.swiglu": OperatorCall(swiglu),
     # Two of the attention's roundings are inside of it: of the weights, and of the result.
     "attention.paged_gqa": OperatorCall(paged_gqa, roundings=2),
+    "attention.paged_gqa_ragged": OperatorCall(prefill_gqa, roundings=2),
     "attention.paged_mla": OperatorCall(paged_mla, roundings=2),
     "chain.place_tail": OperatorCall(place_tail, INTEGERS),
     "chain.prepare_step": OperatorCall(prepare_step, INTEGERS),
@@ -178,6 +218,8 @@ CALLS = {
     "experts.route": OperatorCall(route),
     "kv_cache.write_kv": OperatorCall(write_kv),
     "kv_cache.write_latent": OperatorCall(write_latent),
+    "mla.pack": OperatorCall(mla_pack),
+    "mla.prolog": OperatorCall(mla_prolog, (BF16,), roundings=2, placed=packed),
     "norm.add_rms_norm": OperatorCall(add_norm),
     "norm.rms_norm": OperatorCall(norm),
     "rotary.rotate_halves": OperatorCall(rotate),

@@ -38,8 +38,9 @@ class BoundCall:
         return self.op.choose(self.device).function
 
     def prepare(self, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        args, kwargs = arguments_of(CALLS[self.op.name], self.dtype)
-        return to(device, args), kwargs
+        call = CALLS[self.op.name]
+        args, kwargs = arguments_of(call, self.dtype)
+        return call.placed(to(device, args)), kwargs
 
     def declined(self) -> str:
         """Why the reference serves this call here; empty where a body does."""
