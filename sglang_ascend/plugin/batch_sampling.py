@@ -11,7 +11,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 from sglang_ascend.ops import chain, sampling
-from sglang_ascend.plugin.ranks import draw_of_first_rank
+from sglang_ascend.plugin.ranks import accepted_of_first_rank, draw_of_first_rank
 from sglang_ascend.sampling.coins import Decision, toss
 from sglang_ascend.sampling.lossy import Threshold, emit
 
@@ -31,6 +31,8 @@ class BatchSampling:
         self.info: SamplingBatchInfo = batch.sampling_info
         self.width = worker.speculative_num_draft_tokens
         self.penalties = worker.penalties
+        # Core's own draw without seeds stops the host on an NPU; its distribution is the same.
+        self.draws_as_core = worker.draws_as_core
         self.sampler = worker.target_worker.model_runner.sampler
         self.draft_vocabulary = worker.draft_worker.hot_token_id
         self.grammar_barrier = grammar_barrier
@@ -67,7 +69,7 @@ class BatchSampling:
             tokens = self._draw(logits, positions).view(-1, self.width)
             accept_lens = chain.verify_chain(tokens, drafts)
         if not self.info.is_all_greedy:
-            tokens, accept_lens = draw_of_first_rank(tokens), draw_of_first_rank(accept_lens)
+            tokens, accept_lens = accepted_of_first_rank(tokens, accept_lens)
         self.penalties.commit(self.batch, candidates, accept_lens)
         return tokens, accept_lens
 
@@ -111,9 +113,11 @@ class BatchSampling:
                 mask.apply(logits)
 
     def _draw(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Draws every row with the sampler of plain decode: same filters, same seeds."""
+        """Draws every row as the sampler of plain decode does: same filters, same seeds."""
         if self.info.is_all_greedy:
             return sampling.greedy(logits)
+        if self.info.sampling_seed is None and not self.draws_as_core:
+            return sampling.race(_probabilities(logits, self.info, self.width))
         rows = _expand(self.info, self.width)
         probs = torch.softmax(logits / rows.temperatures, dim=-1)
         tokens, _ = self.sampler._sample_from_probs(probs, rows, positions, not _filters(rows))

@@ -111,6 +111,37 @@ COMMON_HOOKS = (
 
 # Where this package's worker runs the step: on the CPU and on an NPU.
 STEP_HOOKS = (
+    Hook(
+        target="sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
+        replacement=request_seeds.hash_on_any_device,
+        why="seeded sampling imports sgl_kernel on CPU, and launches a Triton kernel elsewhere",
+        delete_when="it has a PyTorch body where sgl_kernel is missing",
+        patch="0015-hash-without-sgl-kernel.patch",
+    ),
+    Hook(
+        target=f"{_SAMPLING_INFO}.from_schedule_batch",
+        replacement=request_seeds.seed_rows,
+        why="a request's seed is ignored unless a server flag replaces every kernel",
+        delete_when="sampling_seed is honoured without --enable-deterministic-inference",
+        patch="0016-seeds-without-a-flag.patch",
+        kind=HookType.AFTER,
+    ),
+    Hook(
+        target=f"{_SAMPLING_INFO}.merge_batch",
+        replacement=request_seeds.seed_both_or_neither,
+        why="as above, where a batch with seeds meets one without",
+        delete_when="sampling_seed is honoured without --enable-deterministic-inference",
+        patch="0016-seeds-without-a-flag.patch",
+        kind=HookType.BEFORE,
+    ),
+    Hook(
+        target="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        replacement=request_seeds.draw_by_token,
+        why="a seeded draw depends on the filters of other requests, and asserts on min-p",
+        delete_when="the PyTorch sampler hashes token ids under filters too, min-p included",
+        patch="0017-seeded-noise-by-token-id.patch",
+        kind=HookType.AROUND,
+    ),
     *(
         Hook(
             target=f"{_WEIGHT_UPDATER}.{update}",
@@ -190,37 +221,6 @@ CPU_HOOKS = (
         why="overlapped decode counts each token for penalties one step late, MTP does not",
         delete_when="ScheduleBatch counts a token for penalties where it is known",
         kind=HookType.BEFORE,
-    ),
-    Hook(
-        target="sglang.kernels.ops.sampling.murmur_hash.murmur_hash32",
-        replacement=request_seeds.hash_on_any_device,
-        why="on CPU seeded sampling imports sgl_kernel, which is not installed here",
-        delete_when="it has a PyTorch body where sgl_kernel is missing",
-        patch="0015-hash-without-sgl-kernel.patch",
-    ),
-    Hook(
-        target=f"{_SAMPLING_INFO}.from_schedule_batch",
-        replacement=request_seeds.seed_rows,
-        why="a request's seed is ignored unless a server flag replaces every kernel",
-        delete_when="sampling_seed is honoured without --enable-deterministic-inference",
-        patch="0016-seeds-without-a-flag.patch",
-        kind=HookType.AFTER,
-    ),
-    Hook(
-        target=f"{_SAMPLING_INFO}.merge_batch",
-        replacement=request_seeds.seed_both_or_neither,
-        why="as above, where a batch with seeds meets one without",
-        delete_when="sampling_seed is honoured without --enable-deterministic-inference",
-        patch="0016-seeds-without-a-flag.patch",
-        kind=HookType.BEFORE,
-    ),
-    Hook(
-        target="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
-        replacement=request_seeds.draw_by_token,
-        why="a seeded draw depends on the filters of other requests, and asserts on min-p",
-        delete_when="the PyTorch sampler hashes token ids under filters too, min-p included",
-        patch="0017-seeded-noise-by-token-id.patch",
-        kind=HookType.AROUND,
     ),
     Hook(
         target=f"{_PREFILL}._send_kv_chunk",

@@ -172,6 +172,8 @@ def _unsupported_by_step(server_args: Any) -> dict[str, bool]:
     }
     unserved = {f"{flag} {name}": name not in (None, "ascend") for flag, name in backends.items()}
     window = server_args.speculative_draft_window_size
+    # It filters top-p of what top-k left, and not both of the whole distribution.
+    unserved["--sampling-backend ascend"] = server_args.sampling_backend == "ascend"
     unserved["--speculative-draft-window-size"] = window is not None
     # Not carried from a verification to the reply.
     unserved["--enable-return-hidden-states"] = bool(server_args.enable_return_hidden_states)

@@ -137,6 +137,11 @@ class MTPWorker(EAGLEWorkerV2):
             self.acceptance_watchdog.request_finished()
 
     @property
+    def draws_as_core(self) -> bool:
+        """Whether rows without seeds are drawn by SGLang's own sampler."""
+        return not serves_on_npu()
+
+    @property
     def draws_drafts(self) -> bool:
         """Whether verification asks what distribution a draft was drawn from."""
         return get_spec().speculative_use_rejection_sampling or isinstance(self.lossy, Threshold)

@@ -55,3 +55,13 @@ def draw_of_first_rank(tokens: torch.Tensor) -> torch.Tensor:
     if group.world_size > 1:
         group.broadcast(tokens, src=0)
     return tokens
+
+
+def accepted_of_first_rank(
+    tokens: torch.Tensor, accept_lens: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``draw_of_first_rank``, of int64 [batch, K+1] and int32 [batch], in one broadcast."""
+    if get_parallel().tp_group.world_size == 1:
+        return tokens, accept_lens
+    accepted = draw_of_first_rank(torch.cat([tokens, accept_lens[:, None]], dim=1))
+    return accepted[:, :-1].contiguous(), accepted[:, -1].int()

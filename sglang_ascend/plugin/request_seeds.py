@@ -1,4 +1,4 @@
-"""A request's `sampling_seed` (`seed` in the OpenAI API), honoured on CPU without a flag."""
+"""A request's `sampling_seed` (`seed` in the OpenAI API), honoured without a flag."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""The greedy draw is the first of the largest logits of a row, whoever computes it.
+"""The greedy draw is the first of the largest logits of a row, whoever computes it, and a race draws
+each token as often as its weight says.
 
-The oracle is Python's max over a list.
+The oracles are Python's max over a list, and the weights themselves.
 """
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 from sglang_ascend.ops import sampling
 
@@ -41,3 +43,31 @@ def test_strided_rows_and_bf16():
     assert sampling.greedy(logits[::2]).tolist() == first_of_the_largest(logits[::2].tolist())
     rounded = logits.bfloat16()
     assert sampling.greedy(rounded).tolist() == first_of_the_largest(rounded.tolist())
+
+
+WEIGHTS = torch.tensor([0.0, 3.0, 1.0, 0.0, 0.5, 4.5])
+NUM_DRAWS = 40_000
+
+
+def fit(tokens: torch.Tensor) -> float:
+    """p-value of tokens drawn by WEIGHTS; 0 where one of weight 0 was drawn."""
+    counts = torch.bincount(tokens, minlength=len(WEIGHTS)).double()
+    drawn, expected = counts[WEIGHTS > 0], WEIGHTS[WEIGHTS > 0].double()
+    if counts.sum() != drawn.sum():
+        return 0.0
+    return chisquare(drawn, expected / expected.sum() * drawn.sum()).pvalue
+
+
+def test_a_race_draws_each_token_by_its_weight():
+    torch.manual_seed(0)
+    assert fit(sampling.race(WEIGHTS.expand(NUM_DRAWS, -1))) > 1e-3
+
+
+def test_a_race_of_other_weights_would_be_seen():
+    """The control: uniform noise in place of exponential, and weights of which one is a tenth
+    higher."""
+    torch.manual_seed(0)
+    uniform = (WEIGHTS / torch.rand(NUM_DRAWS, len(WEIGHTS))).argmax(dim=-1)
+    assert fit(uniform) < 1e-6
+    higher = WEIGHTS * torch.tensor([1, 1, 1, 1, 1, 1.1])
+    assert fit(sampling.race(higher.expand(NUM_DRAWS, -1))) < 1e-6

@@ -11,6 +11,7 @@ greedy.register(
 )
 filter_probs = Op("sampling.filter_probs", reference.filter_probs)
 draw = Op("sampling.draw", reference.draw)
+race = Op("sampling.race", reference.race)
 murmur_hash32 = Op("sampling.murmur_hash32", reference.murmur_hash32)
 top_k_top_p = Op("sampling.top_k_top_p", threshold.top_k_top_p)
 top_k_top_p.register(numba_body(compiled.top_k_top_p, accepts=compiled.accepts))

@@ -71,6 +71,21 @@ def draw(weights: torch.Tensor, coins: torch.Tensor) -> torch.Tensor:
     return (mass <= share[..., None]).sum(dim=-1)
 
 
+def race(weights: torch.Tensor) -> torch.Tensor:
+    """Draws afresh by an exponential race: argmax of w_i / e_i, with e_i drawn from Exp(1).
+
+    w_i / e_i is the highest with probability w_i / sum w, as the least of exponential variables
+    with rates w_i. ``torch.multinomial`` would do, but stops the host on an NPU.
+
+    Args:
+        weights: float32 [rows, vocab_size], not negative, some positive; need not sum to 1.
+
+    Returns:
+        int64 [rows]; never a token of weight 0. Does not synchronise.
+    """
+    return (weights / torch.empty_like(weights).exponential_()).argmax(dim=-1)
+
+
 def murmur_hash32(
     seeds: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor
 ) -> torch.Tensor:
