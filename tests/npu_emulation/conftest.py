@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -11,6 +13,9 @@ import torch_npu
 from npu_emulation.counters import stubs_called
 from npu_emulation.device_work import raise_failures
 from npu_emulation.numerics import Numerics
+
+if TYPE_CHECKING:
+    from npu_emulation.greedy_oracle import Oracle
 
 # Settings, destructors and profiling: that they do nothing changes no count and no value.
 HARMLESS = set(
@@ -51,6 +56,23 @@ def soc(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     number = SOCS[request.param]
     monkeypatch.setattr(registrations, "get_soc_version", lambda: number, raising=False)
     return request.param
+
+
+@pytest.fixture(scope="session")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of random weights, in dimensions that SGLang's NPU path takes."""
+    from npu_emulation import random_deepseek  # loads transformers
+
+    folder = tmp_path_factory.mktemp("deepseek")
+    random_deepseek.build(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def oracle(deepseek: Path) -> Oracle:
+    from npu_emulation.greedy_oracle import Oracle  # loads transformers
+
+    return Oracle(deepseek)
 
 
 @pytest.fixture

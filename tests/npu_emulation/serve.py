@@ -20,7 +20,7 @@ from npu_emulation import stand_ins
 
 stand_ins.install()
 
-from npu_emulation.serving import Request, as_json, serve  # noqa: E402
+from npu_emulation.serving import Request, serve  # noqa: E402
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
         for wave in json.loads(options.requests.read_text())
     ]
     torch.manual_seed(0)
-    report = json.dumps(as_json(serve(arguments, waves)))
+    report = serve(arguments, waves).as_json()
     if options.json:
         options.json.write_text(report)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,8 @@ class Request:
 class Iteration:
     """One turn of the scheduler's loop: a batch is launched, the one before is read."""
 
-    forward: str
+    wave: int  # of requests, the first is 0
+    forward: str  # SGLang's name of the batch's mode
     num_requests: int
     calls: dict[str, int]  # of the runtime: launches, copies, synchronisations
     launched: list[str]  # torch_npu's launches
@@ -43,8 +45,16 @@ class Report:
     not_counted: dict[str, int] = field(default_factory=dict)  # launches that need CANN
     stubs_called: dict[str, int] = field(default_factory=dict)
 
-    def steady(self) -> Steady:
-        return steady(self.iterations)
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        found = json.loads(text)
+        return cls(**found | {"iterations": [Iteration(**turn) for turn in found["iterations"]]})
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def steady(self, wave: int = 0) -> Steady:
+        return steady([turn for turn in self.iterations if turn.wave == wave])
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ class CountedLoop:
     """Gives the scheduler's loop the waves of requests, each when the last one has finished."""
 
     def __init__(self, scheduler: Any, waves: Sequence[Sequence[Request]]) -> None:
-        self.scheduler, self.waves = scheduler, iter(waves)
+        self.scheduler, self.waves, self.wave = scheduler, iter(waves), -1
         self.iterations: list[Iteration] = []
         self.requests: list[Any] = []  # SGLang's
         self._turn: Iterator[None] | None = None
@@ -107,14 +117,22 @@ class CountedLoop:
         self._idle += 1
         if self._batch is not None:
             self._idle = 0
-            kernels = stand_ins_launched[first:]
-            self.iterations.append(Iteration(*self._batch, counts.calls, counts.launched, kernels))
+            self.iterations.append(
+                Iteration(
+                    self.wave,
+                    *self._batch,
+                    calls=counts.calls,
+                    launched=counts.launched,
+                    kernels=stand_ins_launched[first:],
+                )
+            )
 
     def _begin_wave(self) -> None:
         wave = next(self.waves, None)
         if wave is None:
             self.scheduler.gracefully_exit = True
             return
+        self.wave += 1
         names = [str(len(self.requests) + number) for number in range(len(wave))]
         self.scheduler.process_input_requests(
             [_tokenized(name, request) for name, request in zip(names, wave, strict=True)]
@@ -168,10 +186,12 @@ def names(scheduler: Any) -> dict[str, str]:
     parts = {"platform": current_platform, "scheduler_loop": None, **_parts(target)}
     worker = getattr(scheduler, "draft_worker", None)
     if worker is not None:
-        parts["speculative_worker"] = worker
         draft = getattr(worker, "draft_worker", worker)
-        parts |= {f"draft_{name}": part for name, part in _parts(draft.draft_runner).items()}
-    found = {name: type(part).__name__ for name, part in parts.items()}
+        graphs = {name: part for name, part in vars(draft).items() if "graph_runner" in name}
+        drafted = {**_parts(draft.draft_runner), **graphs}
+        parts["speculative_worker"] = worker
+        parts |= {f"draft_{name}": part for name, part in drafted.items()}
+    found = {name: "none" if part is None else type(part).__name__ for name, part in parts.items()}
     return found | {"scheduler_loop": "overlap" if scheduler.enable_overlap else "normal"}
 
 
@@ -205,7 +225,3 @@ def _tokenized(name: str, request: Request) -> Any:
         token_ids_logprob=None,
         stream=False,
     )
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    return asdict(report) | {"steady": asdict(report.steady())}

@@ -1,0 +1,68 @@
+"""SGLang served on the emulated NPU in a process of its own, as the tests of it ask for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from npu_emulation.serving import Report
+
+GREEDY = {"temperature": 0.0, "max_new_tokens": 10, "ignore_eos": True}
+
+# A small pool of pages of 128 tokens, graphs for batches of 1, 2 and 4, turns of 512 tokens.
+FLAGS = """--device npu --dtype bfloat16 --skip-tokenizer-init --max-total-tokens 4096
+    --max-running-requests 8 --mem-fraction-static 0.2 --chunked-prefill-size 512
+    --cuda-graph-bs-decode 1 2 4 --cuda-graph-backend-prefill disabled""".split()
+EAGER = ("--disable-cuda-graph", "--disable-overlap-schedule")
+NEXTN = """--speculative-algorithm NEXTN --speculative-num-steps 2 --speculative-eagle-topk 1
+    --speculative-num-draft-tokens 3""".split()
+FUSED_ATTENTION = {"ASCEND_USE_FIA": "1"}  # SGLang's switch between ATB's operators and CANN's
+
+Wave = list[dict[str, Any]]
+
+
+def prompt(length: int, seed: int, vocabulary: int = 4096) -> list[int]:
+    return [(7 * seed + 3 * i * (seed + 1)) % (vocabulary - 8) + 5 for i in range(length)]
+
+
+def requests(prompts: Sequence[list[int]], **sampling_params: Any) -> Wave:
+    sampling = GREEDY | sampling_params
+    return [{"input_ids": tokens, "sampling_params": sampling} for tokens in prompts]
+
+
+def start(
+    folder: Path,
+    waves: Sequence[Wave],
+    flags: Sequence[str] = (),
+    environ: dict[str, str] | None = None,
+    program: Sequence[str] = ("npu_emulation.serve",),
+) -> tuple[subprocess.CompletedProcess[str], Report | None]:
+    """What the process said and, where it served every request, its report."""
+    with tempfile.TemporaryDirectory() as temporary:
+        asked, report = Path(temporary) / "requests.json", Path(temporary) / "report.json"
+        asked.write_text(json.dumps(waves))
+        files = ["--requests", str(asked), "--json", str(report)]
+        command = [sys.executable, "-m", *program, *files, "--model-path", str(folder)]
+        process = subprocess.run(
+            [*command, *FLAGS, *flags],
+            env=os.environ | (environ or {}),
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        return process, Report.from_json(report.read_text()) if report.exists() else None
+
+
+def served(*args: Any, **kwargs: Any) -> Report:
+    process, report = start(*args, **kwargs)
+    if report is None:
+        raise AssertionError(
+            f"the server stopped:\n{process.stdout[-2000:]}{process.stderr[-6000:]}"
+        )
+    return report
