@@ -175,7 +175,7 @@ class StepGraphs:
         for _ in range(NUM_WARM_UPS):
             self._run(batch_size, lambda: None)
         self.device_module.synchronize()
-        parts = [self._new_graph() for _ in range(2)]
+        until_logits, from_sampled = self._new_graph(), self._new_graph()
         with ExitStack() as stack:
 
             def capture(part: Any) -> None:
@@ -183,11 +183,11 @@ class StepGraphs:
 
             def between() -> None:
                 stack.close()
-                capture(parts[1])
+                capture(from_sampled)
 
-            capture(parts[0])
+            capture(until_logits)
             models, next_candidates = self._run(batch_size, between)
-        return StepGraph(*parts, models.inputs, models.logits, next_candidates)
+        return StepGraph(until_logits, from_sampled, models.inputs, models.logits, next_candidates)
 
     def _new_graph(self) -> Any:
         module = self.device_module

@@ -15,10 +15,10 @@ from npu_emulation.serving import Report
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 10, "ignore_eos": True}
 
-# A small pool of pages of 128 tokens, graphs for batches of 1, 2 and 4, turns of 512 tokens.
+# A small pool of pages of 128 tokens, graphs for batches of 1 and 4, turns of 512 tokens.
 FLAGS = """--device npu --dtype bfloat16 --skip-tokenizer-init --max-total-tokens 4096
     --max-running-requests 8 --mem-fraction-static 0.2 --chunked-prefill-size 512
-    --cuda-graph-bs-decode 1 2 4 --cuda-graph-backend-prefill disabled""".split()
+    --cuda-graph-bs-decode 1 4 --cuda-graph-backend-prefill disabled""".split()
 EAGER = ("--disable-cuda-graph", "--disable-overlap-schedule")
 NEXTN = """--speculative-algorithm NEXTN --speculative-num-steps 2 --speculative-eagle-topk 1
     --speculative-num-draft-tokens 3""".split()
