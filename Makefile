@@ -40,7 +40,7 @@ test-all: venv-dev ## Run every test
 
 .PHONY: test-npu-emulated
 test-npu-emulated: ## Run the tests of the real torch_npu on an emulated NPU, in NPU_VENV
-	@scripts/npu_emulation.sh $(NPU_VENV) python -m pytest tests/npu_emulation $(ARGS)
+	@scripts/npu_emulation.sh $(NPU_VENV) python -m pytest tests/npu_emulation -m "not slow" $(ARGS)
 
 .PHONY: test-triton-ascend
 test-triton-ascend: ## Lower the Triton kernels as Ascend's compiler does, without CANN, and run them on the CPU

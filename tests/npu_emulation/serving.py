@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from npu_emulation.counters import counted, stubs_called
+from npu_emulation.counters import counted, left_undone
 from npu_emulation.device_work import raise_failures
 from npu_emulation.numerics import Numerics
 from npu_emulation.stand_ins import launched as stand_ins_launched
@@ -43,7 +43,7 @@ class Report:
     cached_tokens: list[int] = field(default_factory=list)
     iterations: list[Iteration] = field(default_factory=list)
     not_counted: dict[str, int] = field(default_factory=dict)  # launches that need CANN
-    stubs_called: dict[str, int] = field(default_factory=dict)
+    left_undone: list[str] = field(default_factory=list)  # calls of CANN that did nothing
 
     @classmethod
     def from_json(cls, text: str) -> Report:
@@ -153,7 +153,7 @@ def serve(arguments: Sequence[str], waves: Sequence[Sequence[Request]]) -> Repor
         cached_tokens=[request.cached_tokens for request in loop.requests],
         iterations=loop.iterations,
         not_counted=dict(numerics.not_counted),
-        stubs_called=stubs_called(),
+        left_undone=left_undone(),
     )
 
 

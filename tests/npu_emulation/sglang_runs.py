@@ -65,4 +65,5 @@ def served(*args: Any, **kwargs: Any) -> Report:
         raise AssertionError(
             f"the server stopped:\n{process.stdout[-2000:]}{process.stderr[-6000:]}"
         )
+    assert report.left_undone == []
     return report
