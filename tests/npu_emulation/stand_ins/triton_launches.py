@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,18 @@ def install() -> None:
             launch(f"triton:{function.fn.__name__}", compute, *args, **kwargs)
 
     InterpretedFunction.run = run
+    _patch_language_once()
     _multiply_bfloat16()
+
+
+def _patch_language_once() -> None:
+    """The interpreter replaces Triton's language anew in every call of every function, which takes
+    nine tenths of its time: here it stays replaced, for nothing is compiled in this process."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
 
 
 def _multiply_bfloat16() -> None:
