@@ -55,6 +55,10 @@ bench: venv ## Measure output tokens/s with and without MTP
 bench-gpu: venv ## Check and time the kernels on a CUDA GPU; without one, say so
 	@$(BIN)/python -m benchmarks.on_gpu --json $(ARGS)
 
+.PHONY: bench-npu-step
+bench-npu-step: ## Count what a decode step asks of an NPU, on the emulated one, in NPU_VENV
+	@scripts/npu_emulation.sh $(NPU_VENV) python -m benchmarks.npu_step --json $(ARGS)
+
 .PHONY: quality
 quality: venv-dev ## Check lint, format, types and docker/
 	@$(BIN)/ruff check $(wildcard $(CODE))

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import itertools
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import torch
@@ -30,6 +32,7 @@ _closures: dict[int, Callable[[], None]] = {}
 _numbers = itertools.count()
 _failures: list[BaseException] = []
 _this_thread = threading.local()  # whether it executes device work
+_seconds: Counter[int] = Counter()  # by thread
 
 
 def _run(number: int, action: int) -> None:
@@ -37,6 +40,7 @@ def _run(number: int, action: int) -> None:
     if action == _FORGET:
         return
     outer, _this_thread.running = is_running(), True
+    started = time.perf_counter()
     try:
         # A closure is the device's work: no mode of the thread that happens to wait for it applies.
         with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.inference_mode():
@@ -45,6 +49,13 @@ def _run(number: int, action: int) -> None:
         _failures.append(error)
     finally:
         _this_thread.running = outer
+        if not outer:
+            _seconds[threading.get_ident()] += time.perf_counter() - started
+
+
+def seconds_of_work() -> float:
+    """What this thread has spent on being the device, since the program began."""
+    return _seconds[threading.get_ident()]
 
 
 _runner = _RUNNER(_run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from npu_emulation.counters import counted, left_undone
-from npu_emulation.device_work import raise_failures
+from npu_emulation.device_work import raise_failures, seconds_of_work
 from npu_emulation.numerics import Numerics
 from npu_emulation.stand_ins import launched as stand_ins_launched
 
@@ -34,6 +35,7 @@ class Iteration:
     calls: dict[str, int]  # of the runtime: launches, copies, synchronisations
     launched: list[str]  # torch_npu's launches
     kernels: list[str]  # launches of stand-ins, which torch_npu does not make
+    host_seconds: float  # without what the device's work took, which a host waits for here
 
 
 @dataclass
@@ -112,8 +114,10 @@ class CountedLoop:
 
     def _counted_turn(self) -> Iterator[None]:
         self._batch, first = None, len(stand_ins_launched)
+        started, worked = time.perf_counter(), seconds_of_work()
         with counted() as counts:
             yield
+        host_seconds = time.perf_counter() - started - (seconds_of_work() - worked)
         self._idle += 1
         if self._batch is not None:
             self._idle = 0
@@ -124,6 +128,7 @@ class CountedLoop:
                     calls=counts.calls,
                     launched=counts.launched,
                     kernels=stand_ins_launched[first:],
+                    host_seconds=host_seconds,
                 )
             )
 

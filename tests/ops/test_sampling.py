@@ -1,5 +1,5 @@
-"""The greedy draw is the first of the largest logits of a row, whoever computes it, and a race draws
-each token as often as its weight says.
+"""The greedy draw is the first of the largest logits of a row, whoever computes it, and a race
+draws each token as often as its weight says.
 
 The oracles are Python's max over a list, and the weights themselves.
 """
