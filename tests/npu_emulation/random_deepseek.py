@@ -53,22 +53,27 @@ FOR_SGLANG = {
 SPREAD = 0.08
 
 
-def build(folder: Path, seed: int = 0) -> None:
+def build(folder: Path, seed: int = 0, token_weight: float = 1.0) -> None:
+    """`token_weight` is how much a token's embedding weighs beside what the layers add: with a
+    large one the next token often follows from the last one, which the MTP layer then drafts."""
     torch.manual_seed(seed)
     model = DeepseekV3ForCausalLM(DeepseekV3Config(**CONFIG)).to(torch.bfloat16).eval()
     for name, weight in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(weight, 0.0, SPREAD)
+    model.model.embed_tokens.weight.data.mul_(token_weight)
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     weights = load_file(file)
-    save_file({**weights, **mtp_layer(weights)}, file, metadata={"format": "pt"})
+    save_file(
+        {**weights, **mtp_layer(weights, SPREAD * token_weight)}, file, metadata={"format": "pt"}
+    )
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | FOR_SGLANG, indent=2))
 
 
-def mtp_layer(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A copy of the last layer, fed by a random projection of the token and the hidden state."""
+def mtp_layer(weights: dict[str, torch.Tensor], spread: float) -> dict[str, torch.Tensor]:
+    """A copy of the last layer, fed by the token as the target is, and by a bit of the state."""
     last, new = f"model.layers.{LAYERS - 1}.", f"model.layers.{LAYERS}."
     layer = {
         name.replace(last, new): weight.clone()
@@ -76,8 +81,9 @@ def mtp_layer(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if name.startswith(last)
     }
     ones = torch.ones(HIDDEN, dtype=torch.bfloat16)
+    token, state = spread * torch.eye(HIDDEN), torch.randn(HIDDEN, HIDDEN) * 0.05
     return layer | {
-        f"{new}eh_proj.weight": (torch.randn(HIDDEN, 2 * HIDDEN) * 0.05).to(torch.bfloat16),
+        f"{new}eh_proj.weight": torch.cat((token, state), 1).to(torch.bfloat16),
         f"{new}enorm.weight": ones.clone(),
         f"{new}hnorm.weight": ones.clone(),
         f"{new}shared_head.norm.weight": ones.clone(),

@@ -16,7 +16,9 @@ from npu_emulation.numerics import Numerics
 from npu_emulation.stand_ins import launched as stand_ins_launched
 
 IDLE_ITERATIONS = 200  # without a batch while requests are unfinished: the scheduler is stuck
-WARM_UP = 2  # decode iterations: the first reads a prefill's result, the second fills caches
+# Decode iterations that are not steady: the first reads a prefill's result, the second fills
+# caches, and in the last full one the end of a request may be read.
+WARM_UP, LAST = 2, -1
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Steady:
-    """The counts of a decode iteration with every request in it, when nothing is new."""
+    """The counts of a decode iteration with every request in it, when none begins or ends."""
 
     calls: dict[str, int]
     num_kernels: int
@@ -73,7 +75,7 @@ def steady(iterations: Sequence[Iteration]) -> Steady:
     """Most often the counts of all such iterations are the same; else the most frequent ones."""
     decodes = [turn for turn in iterations if turn.forward == "DECODE"]
     full = max((turn.num_requests for turn in decodes), default=0)
-    found = [turn for turn in decodes if turn.num_requests == full][WARM_UP:]
+    found = [turn for turn in decodes if turn.num_requests == full][WARM_UP:LAST]
     if not found:
         raise ValueError("no decode iteration was steady: ask for more tokens.")
     counts = Counter((tuple(sorted(turn.calls.items())), len(turn.kernels)) for turn in found)
@@ -154,7 +156,7 @@ def serve(arguments: Sequence[str], waves: Sequence[Sequence[Request]]) -> Repor
         scheduler.run_event_loop()
     return Report(
         names(scheduler),
-        tokens=[list(request.output_ids) for request in loop.requests],
+        tokens=[list(request.output_ids_through_stop) for request in loop.requests],
         cached_tokens=[request.cached_tokens for request in loop.requests],
         iterations=loop.iterations,
         not_counted=dict(numerics.not_counted),

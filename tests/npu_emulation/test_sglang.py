@@ -7,8 +7,12 @@ that is not transformers' is right. Label of all this: "host path on emulated NP
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from npu_emulation import random_deepseek
+from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.serving import Report
 from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, NEXTN, prompt, requests, served
 
@@ -18,6 +22,7 @@ SHORT = [prompt(length, seed) for seed, length in enumerate((9, 14, 19))]
 LONG = [prompt(length, seed) for seed, length in enumerate((200, 300, 125), start=3)]
 EXTENDED = [[*LONG[1], 77, 78, 79]]  # shares two full pages with a prompt that was served
 GREEDY_WAVES = [requests(SHORT), requests(LONG), requests(EXTENDED)]
+SPECULATED_WAVES = [requests(SHORT, max_new_tokens=24), *GREEDY_WAVES[1:]]
 PROMPTS = [*SHORT, *LONG, *EXTENDED]
 TEMPERATURE, TOP_P = 0.8, 0.9
 SAMPLED = requests(SHORT, temperature=TEMPERATURE, top_p=TOP_P, max_new_tokens=24)
@@ -43,8 +48,16 @@ def eager(deepseek) -> Report:
 
 
 @pytest.fixture(scope="session")
-def nextn(deepseek) -> Report:
-    return served(deepseek, GREEDY_WAVES, NEXTN, environ=FUSED_ATTENTION)
+def guessable(tmp_path_factory) -> Path:
+    """Its MTP layer drafts some tokens right: of 2 it keeps 0, 1 or 2."""
+    folder = tmp_path_factory.mktemp("guessable")
+    random_deepseek.build(folder, token_weight=200.0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nextn(guessable) -> Report:
+    return served(guessable, SPECULATED_WAVES, NEXTN, environ=FUSED_ATTENTION)
 
 
 def test_the_npu_s_classes_serve_a_deepseek_by_graphs_and_overlapped(plain):
@@ -63,8 +76,14 @@ def test_without_graphs_and_with_atb_s_attention_too(eager, oracle):
     oracle.check_greedy(PROMPTS, eager.tokens)
 
 
-def test_speculated_greedy_tokens_are_transformers(nextn, oracle):
-    oracle.check_greedy(PROMPTS, nextn.tokens)
+def test_speculated_greedy_tokens_are_transformers_with_drafts_kept_and_not(nextn, guessable):
+    Oracle(guessable).check_greedy(PROMPTS, nextn.tokens)
+    for wave, num_prompts in enumerate((3, 3, 1)):
+        outputs = nextn.tokens[3 * wave :][:num_prompts]
+        num_drawn = sum(len(output) - 1 for output in outputs)
+        turns = [turn for turn in nextn.iterations if turn.wave == wave]
+        num_verified = sum(turn.num_requests for turn in turns if turn.forward == "DECODE")
+        assert num_drawn / 3 < num_verified < num_drawn, "between every draft and none"
 
 
 @pytest.mark.parametrize("run", ["plain", "eager", "nextn"])
