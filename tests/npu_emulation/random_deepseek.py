@@ -6,8 +6,8 @@ values as wide as the part of the keys that is not rotated.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -93,4 +93,10 @@ def mtp_layer(weights: dict[str, torch.Tensor], spread: float) -> dict[str, torc
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m npu_emulation.random_deepseek")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "--token-weight", type=float, default=1.0, help="200: drafts are often right"
+    )
+    options = parser.parse_args()
+    build(options.folder, token_weight=options.token_weight)
