@@ -32,6 +32,7 @@ SAMPLING = {
 CONTEXT_LENGTH = 256  # one block table's width: what it holds does not change the counts
 COPIES = {"h2d": ("h2d", "async_h2d"), "d2h": ("d2h", "async_d2h")}
 WARM_UP = 2
+MAX_SECONDS = 1800  # of a server: kernels are interpreted
 console = Console(stderr=True)
 
 
@@ -84,6 +85,7 @@ def measure(batch_size: int, num_steps: int, new_tokens: int, samplings: Sequenc
                 [wave],
                 flags_of(algorithm, num_steps, batch_size),
                 environ=FUSED_ATTENTION,
+                timeout=MAX_SECONDS,
             )
         except AssertionError as error:
             # SGLang's sampled NEXTN stops here for want of a kernel of sgl_kernel_npu.

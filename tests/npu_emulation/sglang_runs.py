@@ -42,6 +42,7 @@ def start(
     flags: Sequence[str] = (),
     environ: dict[str, str] | None = None,
     program: Sequence[str] = ("npu_emulation.serve",),
+    timeout: float = 280,
 ) -> tuple[subprocess.CompletedProcess[str], Report | None]:
     """What the process said and, where it served every request, its report."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -54,7 +55,7 @@ def start(
             env=os.environ | (environ or {}),
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=timeout,
         )
         return process, Report.from_json(report.read_text()) if report.exists() else None
 

@@ -60,14 +60,20 @@ def patched_files(row: dict, folder: Path) -> list[Path]:
 
 
 def cut_out(source: str, name: str, namespace: dict[str, Any]) -> Any:
-    """The one function or class `name` of `source`, without its decorators, in `namespace`."""
-    (node,) = (
-        node
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name
-    )
+    """The one function or class `name` of `source`, without its decorators, in `namespace`.
+
+    A dot leads into a class, for a name that several of them have.
+    """
+    node: ast.AST = ast.parse(source)
+    for part in name.split("."):
+        (node,) = (
+            inner
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.FunctionDef | ast.ClassDef) and inner.name == part
+        )
+    assert isinstance(node, ast.FunctionDef | ast.ClassDef)
     node.decorator_list.clear()
     flags = __future__.annotations.compiler_flag
     module = ast.Module([node], type_ignores=[])
     exec(compile(module, name, "exec", flags=flags, dont_inherit=True), namespace)
-    return namespace[name]
+    return namespace[node.name]

@@ -222,3 +222,85 @@ def test_0021_passes_what_our_hook_passes(patched, dtype, is_draft):
         assert ("input_embeds" in found) == (embeddings is not None and not is_draft)
         if "input_embeds" in found:
             assert found["input_embeds"].dtype == expected["input_embeds"].dtype == dtype
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize("given", [False, True])
+def test_0022_and_our_hook_mask_position_0_as_sglang_does(patched, monkeypatch, given):
+    from sglang.srt.layers.layer_boundary import residual
+    from sglang.srt.models.mimo_mtp import MiMoMultiTokenPredictorLayer
+
+    from sglang_ascend.plugin.npu_models import mimo_mtp_forward
+
+    torch.manual_seed(0)
+    table, positions = torch.randn(9, 4), torch.tensor([0, 1, 2, 0, 5])
+    seen = SimpleNamespace(
+        start=lambda batch: None,
+        fold=lambda hidden_states, batch: hidden_states,
+        take_output=lambda hidden_states, batch: hidden_states,
+    )
+    monkeypatch.setattr(residual, "batch", seen)
+    layer = SimpleNamespace(
+        embed_tokens=lambda ids: table[ids].clone(),
+        hidden_layernorm=torch.sin,
+        token_layernorm=torch.cos,
+        input_proj=lambda both: both.cumsum(-1),
+        mtp_block=lambda positions, hidden_states, forward_batch: (
+            hidden_states + positions[:, None]
+        ),
+        final_layernorm=torch.tanh,
+    )
+    batch = SimpleNamespace(spec_info=SimpleNamespace(hidden_states=torch.randn(5, 4)))
+    ids = torch.tensor([1, 3, 5, 7, 8])
+
+    def run(forward: Any) -> torch.Tensor:
+        embeds = table[ids + 0] * 2 if given else None
+        return forward(layer, ids, positions, batch, embeds)
+
+    unpatched = inspect.unwrap(MiMoMultiTokenPredictorLayer.forward)
+    namespace = {**unpatched.__globals__, "residual_batch": seen}
+    monkeypatch.setitem(unpatched.__globals__, "residual_batch", seen)
+    expected = run(unpatched)
+    assert not torch.equal(
+        expected, run(lambda *args: unpatched(*args[:2], positions + 1, *args[3:]))
+    )
+    assert torch.equal(run(mimo_mtp_forward), expected)
+    theirs = patched("0022", "MiMoMultiTokenPredictorLayer.forward", **namespace)
+    assert torch.equal(run(theirs), expected)
+
+
+@pytest.mark.sglang
+def test_0023_copies_the_lengths_from_pinned_memory(patched, monkeypatch):
+    """As our hook, where the platform has it; what is reserved stays the same."""
+    from sglang.srt import utils
+
+    pinned: list[bool] = []
+    monkeypatch.setattr(utils, "is_pin_memory_available", lambda device: device == "npu")
+    made = torch.tensor
+
+    def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        pinned.append(pin_memory)
+        return made(*args, **kwargs)
+
+    reserved: list[tuple[list[int], list[int]]] = []
+    function = patched(
+        "0023",
+        "eagle_prepare_for_decode",
+        torch=SimpleNamespace(tensor=tensor, int32=torch.int32),
+        get_alloc_reserve_per_decode=lambda: 8,
+        page_aligned_decode_alloc_lens=lambda requests, reserve, page_size: ([3], [16], 13),
+        alloc_for_spec_decode=lambda *args, cur_kv_lens, nxt_kv_lens, **kwargs: reserved.append(
+            (cur_kv_lens.tolist(), nxt_kv_lens.tolist())
+        ),
+    )
+    batch = MagicMock(
+        device="npu", seq_lens_cpu=made([3]), reqs=[SimpleNamespace(decode_batch_idx=0)]
+    )
+    batch.token_to_kv_pool_allocator.page_size = 1
+    batch.sampling_info.penalizer_orchestrator.is_required = False
+    made_on_host = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *args, **kwargs: self)
+    function(batch)
+    monkeypatch.setattr(torch.Tensor, "to", made_on_host)
+    assert pinned == [True, True]
+    assert reserved == [([3], [16])]

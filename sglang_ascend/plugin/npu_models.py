@@ -1,0 +1,34 @@
+"""Forwards of SGLang's models that an NPU cannot capture as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def mimo_mtp_forward(
+    self: Any,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    forward_batch: Any,
+    input_embeds: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """For ``MiMoMultiTokenPredictorLayer.forward``, which assigns through a boolean mask: the
+    device then tells the host how many rows it found. -> [rows, hidden_size]"""
+    from sglang.srt.layers.layer_boundary.residual import batch as residual_batch
+
+    embeds = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
+    embeds = embeds.masked_fill((positions == 0)[:, None], 0)
+    parts = (
+        self.hidden_layernorm(forward_batch.spec_info.hidden_states),
+        self.token_layernorm(embeds),
+    )
+    hidden_states = self.input_proj(torch.cat(parts, dim=-1))
+    residual_batch.start(forward_batch)
+    hidden_states = self.mtp_block(
+        positions=positions, hidden_states=hidden_states, forward_batch=forward_batch
+    )
+    hidden_states = residual_batch.fold(hidden_states, forward_batch)
+    hidden_states = residual_batch.take_output(hidden_states, forward_batch)
+    return self.final_layernorm(hidden_states)
