@@ -10,7 +10,7 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_ascend.plugin import lossy_acceptance
 from sglang_ascend.plugin.chain_relay import ChainRelay
-from sglang_ascend.plugin.device import runs_fused_step, serves_on_cpu
+from sglang_ascend.plugin.device import runs_fused_step, serves_on_cpu, serves_on_npu
 from sglang_ascend.plugin.disaggregation import (
     received_draft_input,
     refuse_missing_engine,
@@ -118,6 +118,9 @@ def validate_server_args(server_args: Any) -> None:
         unsupported |= _unsupported_by_step(server_args)
     if serves_on_cpu():
         unsupported |= unserved_transfers(server_args)
+    if serves_on_npu():
+        # SGLang's prefill of latent attention takes no decode rows there.
+        unsupported["--enable-mixed-chunk"] = bool(server_args.enable_mixed_chunk)
     for flag, given in unsupported.items():
         if given:
             raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")

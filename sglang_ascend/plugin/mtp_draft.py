@@ -15,7 +15,7 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 from sglang_ascend.plugin.chain_relay import first_chain
 from sglang_ascend.plugin.disaggregation import fill_transfer
-from sglang_ascend.plugin.weight_updates import CutHead, cut_head
+from sglang_ascend.plugin.weight_updates import cut_head
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class MTPDraftWorker(EagleDraftWorker):
             super().init_lm_head()
             return
         embedding, head = self._resolve_shared_embed_and_head()
-        cut_head(self.draft_runner.model, CutHead(embedding, head, self.hot_token_id))
+        cut_head(self.draft_runner.model, embedding, head, self.hot_token_id)
 
     def init_attention_backend(self) -> None:
         """Every forward of the MTP layer runs on its runner's own backend."""

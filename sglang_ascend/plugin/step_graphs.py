@@ -21,6 +21,7 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
+from sglang.srt.runtime_context import get_disagg
 from sglang.srt.utils.common import DynamicGradMode
 
 from sglang_ascend.attention.metadata import StepMetadata
@@ -239,7 +240,9 @@ class ReplayedBatch:
 
 
 def captured_steps(worker: MTPWorker) -> StepGraphs | None:
-    """None where graphs are switched off (--cuda-graph-backend-decode disabled)."""
-    if check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED):
+    """None where graphs are switched off (--cuda-graph-backend-decode disabled), or nothing is
+    decoded."""
+    off = check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+    if off or get_disagg().disaggregation_mode == "prefill":
         return None
     return StepGraphs(worker)

@@ -19,21 +19,25 @@ class CutHead:
     embedding: torch.Tensor  # [vocab_size, hidden_size], the target's own
     whole: torch.Tensor  # [vocab_size, hidden_size], the target's own
     token_ids: torch.Tensor  # int64 [draft_vocab_size]
+    rows: torch.Tensor  # [draft_vocab_size, hidden_size]; stays in place, for graphs read it there
 
     def give_whole(self, model: Any) -> None:
         """A checkpoint has the whole head: SGLang's loaders find no smaller one."""
         model.set_embed_and_head(self.embedding, self.whole)
 
     def give_rows(self, model: Any) -> None:
-        model.set_embed_and_head(self.embedding, self.whole.data[self.token_ids])
+        self.rows.copy_(self.whole.data[self.token_ids])
+        model.set_embed_and_head(self.embedding, self.rows)
 
 
 _CUT_HEADS: WeakKeyDictionary[torch.nn.Module, CutHead] = WeakKeyDictionary()
 
 
-def cut_head(model: torch.nn.Module, head: CutHead) -> None:
+def cut_head(
+    model: torch.nn.Module, embedding: torch.Tensor, whole: torch.Tensor, token_ids: torch.Tensor
+) -> None:
     """Gives the MTP layer the rows of its draft vocabulary, from now on those of the weights."""
-    _CUT_HEADS[model] = head
+    head = _CUT_HEADS[model] = CutHead(embedding, whole, token_ids, whole.data[token_ids])
     head.give_rows(model)
 
 

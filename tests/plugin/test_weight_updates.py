@@ -40,10 +40,10 @@ def head() -> torch.nn.Parameter:
 
 @pytest.fixture
 def drafting(head: torch.nn.Parameter):
-    from sglang_ascend.plugin.weight_updates import CutHead, cut_head
+    from sglang_ascend.plugin.weight_updates import cut_head
 
     model = Drafting()
-    cut_head(model, CutHead(torch.zeros(VOCAB, HIDDEN), head, torch.tensor(DRAFT_VOCABULARY)))
+    cut_head(model, torch.zeros(VOCAB, HIDDEN), head, torch.tensor(DRAFT_VOCABULARY))
     return model
 
 
@@ -82,6 +82,12 @@ def test_an_update_of_the_target_alone_reaches_the_cut_head_that_it_shares(draft
     assert logits_are_of(drafting, head)
     update(target, head * 3)
     assert logits_are_of(drafting, head)
+
+
+def test_the_rows_stay_where_a_captured_graph_reads_them(drafting, head):
+    place = drafting.lm_head.weight.data_ptr()
+    update(drafting, -head)
+    assert drafting.lm_head.weight.data_ptr() == place
 
 
 def test_a_failed_update_leaves_a_head_that_drafts(drafting, head):
