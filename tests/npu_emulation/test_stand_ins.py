@@ -13,7 +13,7 @@ import torch
 
 from npu_emulation import stand_ins
 from npu_emulation.counters import num_pending
-from npu_emulation.stand_ins import allocation, norms, speculation
+from npu_emulation.stand_ins import allocation, norms, speculation, triton_launches
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs/ascend-emulation.md"
 PAGE = 128
@@ -181,3 +181,36 @@ def test_a_kernel_of_triton_waits_for_its_turn_and_is_replayed_with_its_graph(nu
         graph.replay()
         assert x.tolist() == [1 + replays] * 4
     assert len(stand_ins.launched) == before + 2
+
+
+def merged_by_loop(outputs, masses, num_kv_heads, query_len, group):
+    """In float64; a row that no split has seen a key of is 0."""
+    num_queries = len(outputs) // num_kv_heads // group
+    found = torch.zeros(num_queries, num_kv_heads * group, outputs.shape[-1], dtype=torch.float64)
+    for row, (parts, weights) in enumerate(
+        zip(outputs.double(), masses.double().exp(), strict=True)
+    ):
+        stream, query, head = row // group // query_len, row // group % query_len, row % group
+        request, kv_head = stream // num_kv_heads, stream % num_kv_heads
+        seen = weights > 0
+        if seen.any():
+            value = (parts[seen] * weights[seen, None]).sum(0) / weights.sum()
+            found[request * query_len + query, kv_head * group + head] = value
+    return found
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_splits_are_merged_by_their_masses_and_in_the_order_of_queries(num_kv_heads):
+    query_len, group, width = 3, 2, 16
+    rows = 2 * num_kv_heads * query_len * group
+    outputs, masses = torch.randn(rows, 3, width), torch.randn(rows, 3)
+    masses[::2, 1], masses[::3] = float("-inf"), float("-inf")
+    outputs[masses.isinf()] = float("nan")
+    merged = torch.empty(2 * query_len, num_kv_heads * group, width)
+    sizes = {"QUERY_LEN": query_len, "NUM_KV_HEADS": num_kv_heads, "GROUP": group, "WIDTH": width}
+    triton_launches.merge_splits(outputs, masses, merged, **sizes)
+    wanted = merged_by_loop(outputs, masses, num_kv_heads, query_len, group)
+    torch.testing.assert_close(merged.double(), wanted, rtol=1e-5, atol=1e-6)
+    with pytest.raises(AssertionError):
+        other = merged_by_loop(outputs, masses, num_kv_heads, group, query_len)
+        torch.testing.assert_close(merged.double(), other, rtol=1e-5, atol=1e-6)

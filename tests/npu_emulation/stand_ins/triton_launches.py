@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 from npu_emulation.device_work import is_running
 from npu_emulation.stand_ins.kernels import launch
@@ -23,6 +24,8 @@ def install() -> None:
 
     def run(function: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         def compute(*args: Any, **kwargs: Any) -> None:
+            if function.fn.__name__ == "merge_splits":
+                return merge_splits(*args, **kwargs)
             interpret(function, *args, grid=grid, warmup=warmup, **kwargs)
 
         if is_running():  # a stand-in that is itself computed by a Triton kernel
@@ -33,6 +36,27 @@ def install() -> None:
     InterpretedFunction.run = run
     _patch_language_once()
     _multiply_bfloat16()
+
+
+def merge_splits(
+    split_outputs: torch.Tensor,
+    masses: torch.Tensor,
+    output: torch.Tensor,
+    *,
+    QUERY_LEN: int,
+    NUM_KV_HEADS: int,
+    GROUP: int,
+    WIDTH: int,
+    **of_the_kernel: Any,
+) -> None:
+    """Attention's kernel of this name: it has a program for each row of the output and 128 columns,
+    whose interpretation takes three quarters of a step's time."""
+    highest = masses.amax(1, keepdim=True)
+    weights = torch.exp(masses - torch.where(highest == float("-inf"), 0.0, highest))[..., None]
+    outputs = torch.where(weights > 0, split_outputs, 0.0)
+    merged = (outputs * weights).sum(1) / weights.sum(1).clamp(min=1)
+    by_query = merged.view(-1, NUM_KV_HEADS, QUERY_LEN, GROUP, WIDTH).transpose(1, 2)
+    output.copy_(by_query.reshape(output.shape))
 
 
 def _patch_language_once() -> None:
