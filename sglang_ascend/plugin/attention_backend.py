@@ -43,6 +43,15 @@ def create_on_npu(in_tree: Callable[[ModelRunner], AttentionBackend], runner: Mo
     return NPUAttentionBackend(runner) if is_needed(runner) else in_tree(runner)
 
 
+def create_draft_prefill(original: Callable[[Any], tuple[str, Any]], self: Any) -> tuple[str, Any]:
+    """Around ``DraftBackendFactory._create_ascend_prefill_backend``, which names SGLang's class."""
+    from sglang_ascend.plugin.npu_attention_backend import NPUAttentionBackend, must_absorb_prefill
+
+    if not must_absorb_prefill(self.draft_model_runner):
+        return original(self)
+    return "ascend", NPUAttentionBackend(self.draft_model_runner)
+
+
 class AscendAttentionBackend(AttentionBackend):
     """GQA and MLA over SGLang's KV pools."""
 

@@ -9,6 +9,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookType
 
 from sglang_ascend.plugin import (
+    attention_backend,
     disaggregation,
     emitted_text,
     npu_models,
@@ -158,8 +159,15 @@ STEP_HOOKS = (
     ),
 )
 
-# On an NPU, for --speculative-algorithm MTP alone.
+# On an NPU, where SGLang's own path keeps the rest.
 NPU_HOOKS = (
+    Hook(
+        target="sglang.srt.speculative.draft_utils.DraftBackendFactory._create_ascend_prefill_backend",
+        replacement=attention_backend.create_draft_prefill,
+        why="a draft of SGLang's NEXTN names its backend's class, which cannot prefill such heads",
+        delete_when="latent prefill on NPU takes keys and values of different widths",
+        kind=HookType.AROUND,
+    ),
     Hook(
         target="sglang.srt.speculative.eagle_utils.eagle_prepare_for_decode",
         replacement=npu_scheduling.reserve_slots,
