@@ -57,7 +57,7 @@ bench-gpu: venv ## Check and time the kernels on a CUDA GPU; without one, say so
 
 .PHONY: bench-npu-step
 bench-npu-step: ## Count what a decode step asks of an NPU, on the emulated one, in NPU_VENV
-	@scripts/npu_emulation.sh $(NPU_VENV) python -m benchmarks.npu_step --json $(ARGS)
+	@TORCH_DEVICE_BACKEND_AUTOLOAD=0 scripts/npu_emulation.sh $(NPU_VENV) python -m benchmarks.npu_step --json $(ARGS)
 
 .PHONY: quality
 quality: venv-dev ## Check lint, format, types and docker/

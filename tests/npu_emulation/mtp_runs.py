@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from npu_emulation.serving import Iteration, Report, Steady
+from npu_emulation.report import Iteration, Report, Steady
 from npu_emulation.sglang_runs import FUSED_ATTENTION, served
 
 MTP = ("--speculative-algorithm", "MTP", "--attention-backend", "ascend")

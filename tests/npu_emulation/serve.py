@@ -20,7 +20,8 @@ from npu_emulation import stand_ins
 
 stand_ins.install()
 
-from npu_emulation.serving import Request, serve  # noqa: E402
+from npu_emulation.report import Request  # noqa: E402
+from npu_emulation.serving import serve  # noqa: E402
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from npu_emulation import random_deepseek
 from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import check_budget, decodes, served_by_mtp, tokens_per_step
-from npu_emulation.serving import Report
+from npu_emulation.report import Report
 from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, prompt, requests, served
 from sglang_ascend.models.catalog import model_path
 

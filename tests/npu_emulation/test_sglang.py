@@ -13,7 +13,7 @@ import pytest
 
 from npu_emulation import random_deepseek
 from npu_emulation.greedy_oracle import Oracle
-from npu_emulation.serving import Report
+from npu_emulation.report import Report
 from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, NEXTN, prompt, requests, served
 
 PAGE = 128

@@ -1,0 +1,75 @@
+"""What a served process reports: its classes, tokens, and the counts of each turn of the loop."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+# Decode iterations that are not steady: the first reads a prefill's result, the second fills
+# caches, and in the last full one the end of a request may be read.
+WARM_UP, LAST = 2, -1
+
+
+@dataclass(frozen=True)
+class Request:
+    input_ids: list[int]
+    sampling_params: dict[str, Any]
+
+
+@dataclass
+class Iteration:
+    """One turn of the scheduler's loop: a batch is launched, the one before is read."""
+
+    wave: int  # of requests, the first is 0
+    forward: str  # SGLang's name of the batch's mode
+    num_requests: int
+    calls: dict[str, int]  # of the runtime: launches, copies, synchronisations
+    launched: list[str]  # torch_npu's launches
+    kernels: list[str]  # launches of stand-ins, which torch_npu does not make
+    host_seconds: float  # without what the device's work took, which a host waits for here
+
+
+@dataclass
+class Report:
+    names: dict[str, str]
+    tokens: list[list[int]] = field(default_factory=list)
+    cached_tokens: list[int] = field(default_factory=list)
+    iterations: list[Iteration] = field(default_factory=list)
+    not_counted: dict[str, int] = field(default_factory=dict)  # launches that need CANN
+    left_undone: list[str] = field(default_factory=list)  # calls of CANN that did nothing
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        found = json.loads(text)
+        return cls(**found | {"iterations": [Iteration(**turn) for turn in found["iterations"]]})
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def steady(self, wave: int = 0) -> Steady:
+        return steady([turn for turn in self.iterations if turn.wave == wave])
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The counts of a decode iteration with every request in it, when none begins or ends."""
+
+    calls: dict[str, int]
+    num_kernels: int
+    num_iterations: int
+    num_alike: int  # of them, those that have just these counts
+
+
+def steady(iterations: Sequence[Iteration]) -> Steady:
+    """Most often the counts of all such iterations are the same; else the most frequent ones."""
+    decodes = [turn for turn in iterations if turn.forward == "DECODE"]
+    full = max((turn.num_requests for turn in decodes), default=0)
+    found = [turn for turn in decodes if turn.num_requests == full][WARM_UP:LAST]
+    if not found:
+        raise ValueError("no decode iteration was steady: ask for more tokens.")
+    counts = Counter((tuple(sorted(turn.calls.items())), len(turn.kernels)) for turn in found)
+    (calls, num_kernels), num_alike = counts.most_common(1)[0]
+    return Steady(dict(calls), num_kernels, len(found), num_alike)
