@@ -1,0 +1,96 @@
+"""python -m npu_emulation.mutated_mtp MISTAKE ARGUMENTS...: as npu_emulation.serve, and MTP's step
+has a mistake."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from npu_emulation import serve  # puts in place what `import sglang` needs
+
+# isort: split
+import torch
+
+from npu_emulation.mutated import no_wait_for_results
+from sglang_ascend.attention.metadata import StepMetadata
+from sglang_ascend.ops import chain
+from sglang_ascend.plugin import mtp_forwards, mtp_worker, step_graphs
+
+
+def swapped_block_table() -> None:
+    """The first two requests of a batch read each other's pages."""
+
+    def swapped(prepared: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare_step(*args: Any) -> Any:
+            inputs = prepared(*args)
+            table = inputs.block_table
+            return replace(inputs, block_table=torch.cat((table[1:2], table[:1], table[2:])))
+
+        return prepare_step
+
+    chain.prepare_step = swapped(chain.prepare_step)
+
+
+def one_row_too_few() -> None:
+    """K rows of each request are verified, and not K+1."""
+    _verify_with(lambda metadata: replace(metadata, query_len=metadata.query_len - 1))
+
+
+def mask_off_by_one() -> None:
+    """Each verified row sees the next one too."""
+    _verify_with(lambda metadata: replace(metadata, kv_lens=metadata.kv_lens + 1))
+
+
+def _verify_with(mistaken: Callable[[StepMetadata], StepMetadata]) -> None:
+    run = mtp_forwards.run_model
+
+    def run_model(runner: Any, metadata: StepMetadata, forward_batch: Any) -> Any:
+        if forward_batch.forward_mode.is_target_verify():
+            metadata = mistaken(metadata)
+        return run(runner, metadata, forward_batch)
+
+    step_graphs.run_model = run_model
+
+
+def lengths_of_the_first_step() -> None:
+    """The captured step's lengths are not written again while the requests stay the same."""
+    fill = step_graphs.StepBuffers.fill
+
+    def stale(buffers: Any, candidates: torch.Tensor, requests: Any) -> None:
+        first = buffers.seq_lens.clone() if buffers._num_filled == len(candidates) else None
+        fill(buffers, candidates, requests)
+        if first is not None:
+            buffers.seq_lens.copy_(first)
+
+    step_graphs.StepBuffers.fill = stale
+
+
+def a_wait_in_every_step() -> None:
+    """Tokens are right, and the host waits for the device to have them."""
+    step = mtp_worker.MTPWorker._step
+
+    def waiting(worker: Any, *args: Any) -> Any:
+        result, replayed = step(worker, *args)
+        result.accept_lens[0].item()
+        return result, replayed
+
+    mtp_worker.MTPWorker._step = waiting
+
+
+MISTAKES = {
+    mistake.__name__: mistake
+    for mistake in (
+        swapped_block_table,
+        one_row_too_few,
+        mask_off_by_one,
+        lengths_of_the_first_step,
+        no_wait_for_results,
+        a_wait_in_every_step,
+    )
+}
+
+if __name__ == "__main__":
+    MISTAKES[sys.argv.pop(1)]()
+    serve.main()

@@ -1,0 +1,61 @@
+"""A mistake in MTP's step on an NPU makes tokens wrong, or stops.
+
+Each is a line of ours or of SGLang's undone (mutated_mtp.py); without it the same requests are
+right. A wait too many leaves the tokens right: the budget of a step finds it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget
+from npu_emulation.serving import Steady
+from npu_emulation.sglang_runs import FUSED_ATTENTION, prompt, requests, start
+
+PROMPTS = [prompt(length, seed) for seed, length in enumerate((14, 19), start=1)]
+FLAGS = (*MTP, *SHORT_CONTEXT, "--cuda-graph-bs-decode", "2")
+
+
+def run(deepseek, mistake: str):
+    waves = [requests(PROMPTS, max_new_tokens=8)]
+    program = ("npu_emulation.mutated_mtp", mistake)
+    return start(deepseek, waves, FLAGS, FUSED_ATTENTION, program)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "swapped_block_table",
+        "mask_off_by_one",
+        "lengths_of_the_first_step",
+    ],
+)
+def test_a_mistake_makes_every_request_wrong(deepseek, oracle, mistake):
+    process, report = run(deepseek, mistake)
+    assert report is not None, process.stderr[-3000:]
+    judged = [oracle.greedy(*pair) for pair in zip(PROMPTS, report.tokens, strict=True)]
+    assert all(judgement.wrong for judgement in judged), judged
+
+
+@pytest.mark.parametrize(
+    ("mistake", "reason"),
+    [
+        ("one_row_too_few", "is invalid for input of size"),
+        # What the host reads too early is no number of kept drafts.
+        ("no_wait_for_results", "in update_spec_correct_drafts_histogram"),
+    ],
+)
+def test_a_mistake_stops_the_server(deepseek, mistake, reason):
+    process, report = run(deepseek, mistake)
+    assert report is None
+    assert process.returncode != 0
+    assert reason in process.stderr
+
+
+def test_a_wait_in_every_step_leaves_tokens_right_and_breaks_the_budget(deepseek, oracle):
+    _, report = run(deepseek, "a_wait_in_every_step")
+    oracle.check_greedy(PROMPTS, report.tokens)
+    step = report.steady()
+    assert step.calls["stream_syncs"] > 0
+    with pytest.raises(AssertionError, match="stream_syncs"):
+        check_budget(step, Steady({"launches": 1000, "event_syncs": 100}, 0, 1, 1))
