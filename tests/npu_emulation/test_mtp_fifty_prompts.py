@@ -1,0 +1,57 @@
+"""50 prompts to nano-deepseek give the CPU's greedy tokens on the emulated NPU.
+
+The CPU's are those of transformers' own model in bfloat16: it shares no code with the served path,
+and with its float32 logits a tie can be told from a mistake (greedy_oracle.py).
+Prompts are questions that training never saw, conversations, slices of text and noise.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from serving.serving_prompts import lossless_mix
+from transformers import AutoTokenizer
+
+from npu_emulation.greedy_oracle import Oracle
+from npu_emulation.mtp_runs import served_by_mtp, tokens_per_step
+from npu_emulation.sglang_runs import requests
+from npu_emulation.test_mtp import DEEPSEEK
+from sglang_ascend.models.catalog import model_path
+
+NUM_PROMPTS, NUM_TOKENS = 50, 10
+LONGEST = 240  # of a context of 256
+HELD_OUT = sorted((Path(__file__).parents[1] / "data").glob("heldout_*.json"))
+MODELS = {"nano-deepseek": DEEPSEEK}
+MODES = {"graph": ("--cuda-graph-bs-decode", "8")}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+def prompts_of(folder: Path) -> list[list[int]]:
+    held_out = {
+        file.stem: [row["prompt"] for row in json.loads(file.read_text())] for file in HELD_OUT
+    }
+    mix = lossless_mix(AutoTokenizer.from_pretrained(folder), held_out, 2 * NUM_PROMPTS)
+    # Every other one, so that no kind is left out.
+    return [tokens for tokens in mix[::2] + mix[1::2] if len(tokens) <= LONGEST][:NUM_PROMPTS]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("model", MODELS)
+def test_greedy_tokens_are_the_cpu_s(model, mode):
+    folder = model_path(model)
+    prompts = prompts_of(folder)
+    assert len(prompts) == NUM_PROMPTS
+    waves = [requests(prompts, max_new_tokens=NUM_TOKENS)]
+    report = served_by_mtp(folder, waves, *MODES[mode], timeout=3000)
+    assert report.names.items() >= MODELS[model].items()
+    oracle = Oracle(folder)
+    judged = [oracle.greedy(*pair) for pair in zip(prompts, report.tokens, strict=True)]
+    print(
+        f"{model}, {mode}: {sum(found.num_tokens for found in judged)} tokens, "
+        f"{sum(found.num_ties for found in judged)} in a tie, "
+        f"{sum(len(found.wrong) for found in judged)} wrong; "
+        f"{tokens_per_step(report):.2f} tokens a step"
+    )
+    oracle.check_greedy(prompts, report.tokens)
