@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget
-from npu_emulation.serving import Steady
+from npu_emulation.report import Steady
 from npu_emulation.sglang_runs import FUSED_ATTENTION, prompt, requests, start
 
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((14, 19), start=1)]
