@@ -16,7 +16,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "features.md"
 REFUSE_FLAGS = (
-    (ROOT / "sglang_ascend/plugin/mtp_algorithm.py", ("_unsupported_flags", "_unsupported_on_cpu")),
+    (
+        ROOT / "sglang_ascend/plugin/mtp_algorithm.py",
+        ("_unsupported_flags", "_unsupported_by_step"),
+    ),
     (ROOT / "sglang_ascend/speculative/config.py", ("resolve_config",)),
 )
 REQUESTS = ROOT / "tests" / "serving" / "test_features.py"

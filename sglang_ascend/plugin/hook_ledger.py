@@ -50,6 +50,7 @@ class Hook:
 
 
 _ALLOCATION = "sglang.srt.mem_cache.allocation"
+_ALLOCATOR = "sglang.srt.hardware_backend.npu.allocator_npu.NPUPagedTokenToKVPoolAllocator"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _GRAPH_SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 _PREFILL = "sglang.srt.disaggregation.prefill.SchedulerDisaggregationPrefillMixin"
@@ -174,6 +175,14 @@ NPU_HOOKS = (
         why="every step copies lengths from memory that is not pinned: the stream is waited for",
         delete_when="lengths are copied from pinned memory",
         patch="0023-reserve-from-pinned-memory.patch",
+        kind=HookType.AROUND,
+    ),
+    Hook(
+        target=f"{_ALLOCATOR}.alloc_extend",
+        replacement=npu_scheduling.count_pages_on_host,
+        why="a step that gives a request a page asks the device for the number of pages, and waits",
+        delete_when="it counts by the lengths on the host, which it is given",
+        patch="0024-count-pages-on-host.patch",
         kind=HookType.AROUND,
     ),
     Hook(

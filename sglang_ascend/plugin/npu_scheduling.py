@@ -54,6 +54,27 @@ def reserve_slots(original: Callable[[ScheduleBatch], None], batch: ScheduleBatc
     )
 
 
+def count_pages_on_host(
+    original: Callable[..., torch.Tensor | None],
+    self: Any,
+    prefix_lens: torch.Tensor,
+    prefix_lens_cpu: torch.Tensor,
+    seq_lens: torch.Tensor,
+    seq_lens_cpu: torch.Tensor,
+    last_loc: torch.Tensor,
+    extend_num_tokens: int,
+    num_new_pages: int | None = None,
+) -> torch.Tensor | None:
+    """Around ``NPUPagedTokenToKVPoolAllocator.alloc_extend``, which asks the device how many pages
+    begin between two lengths that the host has, too."""
+    if num_new_pages is None:
+        pages = (lens + self.roundup for lens in (seq_lens_cpu, prefix_lens_cpu))
+        ends, starts = (lens // self.page_size for lens in pages)
+        num_new_pages = int((ends - starts).sum())
+    lens = prefix_lens, prefix_lens_cpu, seq_lens, seq_lens_cpu
+    return original(self, *lens, last_loc, extend_num_tokens, num_new_pages)
+
+
 def leave_capture_to_the_step(
     original: Callable[..., GraphCapture], *, model_runner: Any
 ) -> GraphCapture:

@@ -304,3 +304,28 @@ def test_0023_copies_the_lengths_from_pinned_memory(patched, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "to", made_on_host)
     assert pinned == [True, True]
     assert reserved == [([3], [16])]
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize(("starts", "ends"), [([3, 16], [9, 17]), ([15, 1, 32], [33, 16, 32])])
+def test_0024_and_our_hook_count_the_pages_that_begin(patched, starts, ends):
+    """The oracle: the first slots of pages that lie between the lengths. Neither asks the device,
+    whose lengths are wrong here."""
+    from sglang_ascend.plugin.npu_scheduling import count_pages_on_host
+
+    page_size, wrong = 16, torch.zeros(len(starts), dtype=torch.int64)
+    begun = sum(
+        position % page_size == 0
+        for start, end in zip(starts, ends, strict=True)
+        for position in range(start, end)
+    )
+    lens = wrong, torch.tensor(starts), wrong, torch.tensor(ends), None, 0
+    asked: list[int] = []
+    allocator = SimpleNamespace(roundup=page_size - 1, page_size=page_size)
+    count_pages_on_host(lambda *args: asked.append(args[-1]), allocator, *lens)
+    assert asked == [begun]
+
+    fewer = SimpleNamespace(**vars(allocator), debug_mode=False, free_pages=list(range(begun - 1)))
+    fewer.merge_and_sort_free = lambda: asked.append(-1)
+    assert patched("0024", "alloc_extend", torch=torch)(fewer, *lens) is None
+    assert asked == [begun, -1]
