@@ -9,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from npu_emulation.greedy_oracle import Oracle
+from npu_emulation.mtp_runs import served_by_mtp
 from npu_emulation.sglang_runs import FUSED_ATTENTION, requests, served
 from sglang_ascend.models.catalog import model_path
 
@@ -52,3 +53,20 @@ def test_mimo_s_classes_serve_with_transformers_tokens(smollm2, prompts, attenti
     assert (step.num_alike, step.num_kernels) == (step.num_iterations, 0)
     assert step.calls.keys() == {"launches", "graph_replays", "async_d2h", "event_syncs"}
     Oracle(smollm2).check_greedy(prompts, report.tokens)
+
+
+@pytest.mark.slow
+def test_mimo_s_mtp_layer_is_captured_with_the_step(smollm2, prompts):
+    """SGLang's own layer assigns through a boolean mask, which stops a capture."""
+    asked = requests(prompts[:1], max_new_tokens=10)
+    report = served_by_mtp(smollm2, [asked], "--cuda-graph-bs-decode", "1", timeout=900)
+    assert report.names.items() >= {
+        "model": "MiMoForCausalLM",
+        "draft_model": "MiMoMTP",
+        "speculative_worker": "MTPWorker",
+        "attention": "NPUAttentionBackend",
+        "draft_attention": "NPUAttentionBackend",
+        "pool": "NPUMHATokenToKVPool",
+    }.items()
+    assert report.steady().calls["graph_replays"] == 2
+    Oracle(smollm2).check_greedy(prompts[:1], report.tokens)
