@@ -176,7 +176,7 @@ class StepGraphs:
         for _ in range(NUM_WARM_UPS):
             self._run(batch_size, lambda: None)
         self.device_module.synchronize()
-        until_logits, from_sampled = self._new_graph(), self._new_graph()
+        until_logits, from_sampled = (self.device_module.NPUGraph() for _ in range(2))
         with ExitStack() as stack:
 
             def capture(part: Any) -> None:
@@ -189,10 +189,6 @@ class StepGraphs:
             capture(until_logits)
             models, next_candidates = self._run(batch_size, between)
         return StepGraph(until_logits, from_sampled, models.inputs, models.logits, next_candidates)
-
-    def _new_graph(self) -> Any:
-        module = self.device_module
-        return module.NPUGraph() if hasattr(module, "NPUGraph") else module.CUDAGraph()
 
     def _run(
         self, batch_size: int, between: Callable[[], None]

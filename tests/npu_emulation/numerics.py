@@ -44,6 +44,11 @@ class EmulationError(RuntimeError):
     """An operator that the emulator cannot compute, or whose golden contradicts torch_npu."""
 
 
+def _only_looks_like_a_view(func: Any) -> bool:
+    """Composites such as `to` and `contiguous`, which inference mode hands on as they are."""
+    return func.is_view and func._can_decompose()
+
+
 def _is_npu(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return value.device.type == "npu"
@@ -78,7 +83,7 @@ class Numerics(TorchDispatchMode):
         raise_failures()
         if not any(map(_is_npu, leaves)) or name.startswith(NAMESPACES_WITHOUT_KERNELS):
             return func(*args, **kwargs)
-        if func._can_decompose():  # a composite, which inference mode hands on as it is
+        if _only_looks_like_a_view(func):
             with self:
                 return func.decompose(*args, **kwargs)
         if name in DONE_BY_TORCH_NPU or func.is_view or name.endswith(PREPARATIONS):

@@ -113,3 +113,13 @@ def test_a_definition_whose_shape_contradicts_torch_npu_is_an_error(numerics, wr
     result = torch_npu.npu_swiglu(torch.ones(2, 4, device="npu"))
     with pytest.raises(EmulationError, match=r"\(2, 2\) .* in torch_npu and \(2, 4\)"):
         result.cpu()
+
+
+def test_composites_are_computed_in_inference_mode_too(numerics):
+    """There they reach it whole, and `to` looks like a view, which is left to torch_npu."""
+    host = torch.arange(12.0).view(3, 4)
+    with torch.inference_mode():
+        x = host.to("npu")
+        assert torch.equal(x.to(torch.bfloat16).cpu(), host.bfloat16())
+        assert torch.equal(torch.nn.functional.linear(x, x).cpu(), host @ host.T)
+        assert torch.equal(x.chunk(2, -1)[1].contiguous().cpu(), host[:, 2:])

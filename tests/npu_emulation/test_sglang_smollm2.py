@@ -60,13 +60,16 @@ def test_mimo_s_mtp_layer_is_captured_with_the_step(smollm2, prompts):
     """SGLang's own layer assigns through a boolean mask, which stops a capture."""
     asked = requests(prompts[:1], max_new_tokens=10)
     report = served_by_mtp(smollm2, [asked], "--cuda-graph-bs-decode", "1", timeout=900)
-    assert report.names.items() >= {
-        "model": "MiMoForCausalLM",
-        "draft_model": "MiMoMTP",
-        "speculative_worker": "MTPWorker",
-        "attention": "NPUAttentionBackend",
-        "draft_attention": "NPUAttentionBackend",
-        "pool": "NPUMHATokenToKVPool",
-    }.items()
+    assert (
+        report.names.items()
+        >= {
+            "model": "MiMoForCausalLM",
+            "draft_model": "MiMoMTP",
+            "speculative_worker": "MTPWorker",
+            "attention": "NPUAttentionBackend",
+            "draft_attention": "NPUAttentionBackend",
+            "pool": "NPUMHATokenToKVPool",
+        }.items()
+    )
     assert report.steady().calls["graph_replays"] == 2
     Oracle(smollm2).check_greedy(prompts[:1], report.tokens)
