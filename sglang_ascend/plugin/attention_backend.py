@@ -11,16 +11,10 @@ from sglang.srt.layers.attention.attention_registry import (
     register_attention_backend,
 )
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.plugin.device import serves_on_cpu, serves_on_npu
-from sglang_ascend.plugin.pool_attention import (
-    attend_grouped,
-    attend_latent,
-    build_metadata,
-    prepared_metadata,
-)
+from sglang_ascend.plugin.pool_attention import attend, build_metadata, prepared_metadata
 
 if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
@@ -78,15 +72,10 @@ class AscendAttentionBackend(AttentionBackend):
         )
 
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        return attend(self, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-
-    def _forward(self, q, k, v, layer, forward_batch, save_kv_cache, **kwargs):
-        attend = attend_latent if self.is_mla else attend_grouped
-        loc = KVWriteLoc(forward_batch.out_cache_loc, None) if save_kv_cache else None
-        return attend(self.step_metadata, self.token_to_kv_pool, layer, q, k, v, loc, **kwargs)
+        return attend(self, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
 
 
 def _always_absorb_mla() -> None:

@@ -49,6 +49,15 @@ class MTPForwards(ABC):
         self.draft_worker = worker.draft_worker
         self.num_draft_tokens = worker.speculative_num_draft_tokens
 
+    def see_verified_rows(self, inputs: StepInputs) -> None:
+        """What the target and the MTP layer's extend are told, both the same."""
+        self.metadata = StepMetadata(
+            inputs.block_table,
+            inputs.kv_lens,
+            page_size=inputs.page_size,
+            query_len=self.num_draft_tokens,
+        )
+
     @abstractmethod
     def propose(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Draft tokens of one row per request, as ``BatchSampling.propose``."""
@@ -160,10 +169,8 @@ class BatchModels(MTPForwards):
     def verify(
         self, inputs: StepInputs, candidates: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        batch, width = self.batch, self.num_draft_tokens
-        self.metadata = StepMetadata(
-            inputs.block_table, inputs.kv_lens, page_size=inputs.page_size, query_len=width
-        )
+        batch = self.batch
+        self.see_verified_rows(inputs)
         batch.spec_info = with_metadata(verify_input(inputs, candidates), self.metadata)
         self.forward_batch, _ = eagle_prepare_for_verify(
             batch.spec_info, batch.req_to_token_pool, batch, self.target_worker

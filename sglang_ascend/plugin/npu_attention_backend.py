@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from sglang.srt.hardware_backend.npu.attention.ascend_backend import AscendAttnBackend
 from sglang.srt.hardware_backend.npu.attention.mla_preprocess import (
     is_fia_nz,
     is_mla_preprocess_enabled,
 )
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
 from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
     AttnForwardMethod,
@@ -19,12 +17,7 @@ from sglang.srt.runtime_context import get_spec
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.plugin.errors import StartupRefused
-from sglang_ascend.plugin.pool_attention import (
-    attend_grouped,
-    attend_latent,
-    build_metadata,
-    prepared_metadata,
-)
+from sglang_ascend.plugin.pool_attention import attend, build_metadata, prepared_metadata
 from sglang_ascend.speculative.config import NAME
 
 if TYPE_CHECKING:
@@ -85,25 +78,14 @@ class NPUAttentionBackend(AscendAttnBackend):
     def forward_decode(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
         if self.step_metadata is None:
             return super().forward_decode(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
 
     def forward_extend(self, q, k, v, layer, forward_batch, save_kv_cache=True, **kwargs):
         if self.step_metadata is None:
             return super().forward_extend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
-        return self._forward(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
 
-    def _forward(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        layer: Any,
-        forward_batch: ForwardBatch,
-        save_kv_cache: bool,
-        **kwargs: Any,
-    ) -> torch.Tensor:
+    def _attend(self, q, k, v, layer, forward_batch, save_kv_cache, **kwargs):
         # The fused preprocess of latent attention has written the cache itself.
         save_kv_cache = save_kv_cache and not (self.is_mla and is_mla_preprocess_enabled())
-        loc = KVWriteLoc(forward_batch.out_cache_loc, None) if save_kv_cache else None
-        attend = attend_latent if self.is_mla else attend_grouped
-        return attend(self.step_metadata, self.token_to_kv_pool, layer, q, k, v, loc, **kwargs)
+        return attend(self, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from sglang_ascend.attention.metadata import (
     StepMetadata,
@@ -17,7 +18,6 @@ from sglang_ascend.attention.metadata import (
 
 if TYPE_CHECKING:
     from sglang.srt.layers.radix_attention import RadixAttention
-    from sglang.srt.mem_cache.memory_pool import KVWriteLoc
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.speculative.spec_info import SpecInput
 
@@ -55,6 +55,23 @@ def build_metadata(forward_batch: ForwardBatch, req_to_token: torch.Tensor) -> S
         ragged_query_lens=tuple(forward_batch.extend_seq_lens_cpu) if ragged else (),
         ragged_kv_lens=tuple(host_kv_lens) if ragged else (),
     )
+
+
+def attend(
+    backend: Any,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layer: RadixAttention,
+    forward_batch: ForwardBatch,
+    save_kv_cache: bool,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """A backend's forward of one layer, with the backend's ``step_metadata`` and pool."""
+    function = attend_latent if backend.is_mla else attend_grouped
+    loc = KVWriteLoc(forward_batch.out_cache_loc, None) if save_kv_cache else None
+    pool = backend.token_to_kv_pool
+    return function(backend.step_metadata, pool, layer, q, k, v, loc, **kwargs)
 
 
 def attend_grouped(

@@ -24,7 +24,6 @@ from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mo
 from sglang.srt.runtime_context import get_disagg
 from sglang.srt.utils.common import DynamicGradMode
 
-from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import sampling
 from sglang_ascend.ops.chain.reference import StepInputs
 from sglang_ascend.plugin.mtp_forwards import (
@@ -98,9 +97,7 @@ class CapturedModels(MTPForwards):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         batch_size, width = candidates.shape
         self.inputs = inputs
-        self.metadata = StepMetadata(
-            inputs.block_table, inputs.kv_lens, page_size=inputs.page_size, query_len=width
-        )
+        self.see_verified_rows(inputs)
         runner = self.target_worker.model_runner
         self.forward_batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,

@@ -61,6 +61,7 @@ class Steady:
     num_kernels: int
     num_iterations: int
     num_alike: int  # of them, those that have just these counts
+    host_seconds: list[float] = field(default_factory=list)  # of each of them
 
 
 def steady(iterations: Sequence[Iteration]) -> Steady:
@@ -72,4 +73,5 @@ def steady(iterations: Sequence[Iteration]) -> Steady:
         raise ValueError("no decode iteration was steady: ask for more tokens.")
     counts = Counter((tuple(sorted(turn.calls.items())), len(turn.kernels)) for turn in found)
     (calls, num_kernels), num_alike = counts.most_common(1)[0]
-    return Steady(dict(calls), num_kernels, len(found), num_alike)
+    host_seconds = [turn.host_seconds for turn in found]
+    return Steady(dict(calls), num_kernels, len(found), num_alike, host_seconds)
