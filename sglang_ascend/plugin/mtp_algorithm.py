@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.arg_groups.model_override_base import model_config_of
+from sglang.srt.configs.model_config import is_deepseek_dsa
 from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+from sglang.srt.utils.common import get_bool_env_var
 
 from sglang_ascend.plugin import lossy_acceptance
 from sglang_ascend.plugin.chain_relay import ChainRelay
@@ -119,12 +122,13 @@ def validate_server_args(server_args: Any) -> None:
     if serves_on_cpu():
         unsupported |= unserved_transfers(server_args)
     if serves_on_npu():
-        # SGLang's prefill of latent attention takes no decode rows there.
-        unsupported["--enable-mixed-chunk"] = bool(server_args.enable_mixed_chunk)
+        unsupported |= _unsupported_on_npu(server_args)
     for flag, given in unsupported.items():
         if given:
             raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")
     refuse_uneven_heads(server_args)
+    if serves_on_npu():
+        _refuse_sparse_attention(server_args)
     if serves_on_cpu():
         refuse_missing_engine(server_args)
 
@@ -183,3 +187,20 @@ def _unsupported_by_step(server_args: Any) -> dict[str, bool]:
     unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)
     unserved["--enable-return-indexer-topk"] = bool(server_args.enable_return_indexer_topk)
     return unserved
+
+
+def _unsupported_on_npu(server_args: Any) -> dict[str, bool]:
+    return {
+        # SGLang's prefill of latent attention takes no decode rows there.
+        "--enable-mixed-chunk": bool(server_args.enable_mixed_chunk),
+        # It lays the KV cache out in tiles, and the step's kernels read rows.
+        "SGLANG_USE_FIA_NZ": get_bool_env_var("SGLANG_USE_FIA_NZ"),
+    }
+
+
+def _refuse_sparse_attention(server_args: Any) -> None:
+    if is_deepseek_dsa(model_config_of(server_args).hf_config):
+        raise StartupRefused(
+            "--speculative-algorithm MTP serves no sparse attention on an NPU, which the model's "
+            "config.json asks for by index_topk: use SGLang's NEXTN for this model."
+        )

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.hardware_backend.npu.attention.ascend_backend import AscendAttnBackend
-from sglang.srt.hardware_backend.npu.attention.mla_preprocess import (
-    is_fia_nz,
-    is_mla_preprocess_enabled,
-)
+from sglang.srt.hardware_backend.npu.attention.mla_preprocess import is_mla_preprocess_enabled
 from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry
 from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
     AttnForwardMethod,
@@ -16,7 +13,6 @@ from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods
 from sglang.srt.runtime_context import get_spec
 
 from sglang_ascend.attention.metadata import StepMetadata
-from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.pool_attention import attend, build_metadata, prepared_metadata
 from sglang_ascend.speculative.config import NAME
 
@@ -51,16 +47,6 @@ class NPUAttentionBackend(AscendAttnBackend):
         self.step_metadata: StepMetadata | None = None
         if _runs_fused_step():
             self.needs_cpu_seq_lens = False
-            if self.use_dsa:
-                raise StartupRefused(
-                    "--speculative-algorithm MTP serves no sparse attention on an NPU: use "
-                    "SGLang's NEXTN for this model."
-                )
-            if is_fia_nz():
-                raise StartupRefused(
-                    "SGLANG_USE_FIA_NZ lays the KV cache out in tiles, which "
-                    "--speculative-algorithm MTP does not read: unset it."
-                )
         if self.absorbs_prefill:
             AttentionBackendRegistry.register(
                 "ascend", lambda attn, batch: AttnForwardMethod.MLA_NPU

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from npu_emulation import serve  # puts in place what `import sglang` needs
@@ -16,7 +17,7 @@ import torch
 from npu_emulation.mutated import no_wait_for_results
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import chain
-from sglang_ascend.plugin import mtp_forwards, mtp_worker, step_graphs
+from sglang_ascend.plugin import mtp_forwards, mtp_worker, npu_scheduling, step_graphs
 
 
 def swapped_block_table() -> None:
@@ -67,6 +68,17 @@ def lengths_of_the_first_step() -> None:
     step_graphs.StepBuffers.fill = stale
 
 
+def one_buffer_for_lengths() -> None:
+    """The lengths of a page's request are written where the last ones may still be copied from."""
+    buffers: dict[int, torch.Tensor] = {}
+
+    def tensor(lengths: list[list[int]], **kwargs: Any) -> torch.Tensor:
+        made = torch.tensor(lengths, **kwargs)
+        return buffers.setdefault(made.shape[1], made).copy_(made)
+
+    npu_scheduling.torch = SimpleNamespace(tensor=tensor, int32=torch.int32)  # pyright: ignore
+
+
 def a_wait_in_every_step() -> None:
     """Tokens are right, and the host waits for the device to have them."""
     step = mtp_worker.MTPWorker._step
@@ -86,6 +98,7 @@ MISTAKES = {
         one_row_too_few,
         mask_off_by_one,
         lengths_of_the_first_step,
+        one_buffer_for_lengths,
         no_wait_for_results,
         a_wait_in_every_step,
     )

@@ -13,13 +13,15 @@ from npu_emulation.report import Steady
 from npu_emulation.sglang_runs import FUSED_ATTENTION, prompt, requests, start
 
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((14, 19), start=1)]
-FLAGS = (*MTP, *SHORT_CONTEXT, "--cuda-graph-bs-decode", "2")
+# They get their second page of 128 tokens in steps that follow one another.
+ENDING_A_PAGE = [prompt(length, seed) for seed, length in enumerate((114, 115, 116, 117))]
+FLAGS = (*MTP, *SHORT_CONTEXT, "--cuda-graph-bs-decode")
 
 
-def run(deepseek, mistake: str):
-    waves = [requests(PROMPTS, max_new_tokens=8)]
+def run(deepseek, mistake: str, prompts=PROMPTS, max_new_tokens: int = 8):
+    waves = [requests(prompts, max_new_tokens=max_new_tokens)]
     program = ("npu_emulation.mutated_mtp", mistake)
-    return start(deepseek, waves, FLAGS, FUSED_ATTENTION, program)
+    return start(deepseek, waves, (*FLAGS, str(len(prompts))), FUSED_ATTENTION, program)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,13 @@ def test_a_mistake_makes_every_request_wrong(deepseek, oracle, mistake):
     assert report is not None, process.stderr[-3000:]
     judged = [oracle.greedy(*pair) for pair in zip(PROMPTS, report.tokens, strict=True)]
     assert all(judgement.wrong for judgement in judged), judged
+
+
+def test_lengths_copied_from_memory_that_is_written_again_make_a_request_wrong(deepseek, oracle):
+    process, report = run(deepseek, "one_buffer_for_lengths", ENDING_A_PAGE, max_new_tokens=20)
+    assert report is not None, process.stderr[-3000:]
+    judged = [oracle.greedy(*pair) for pair in zip(ENDING_A_PAGE, report.tokens, strict=True)]
+    assert any(judgement.wrong for judgement in judged), judged
 
 
 @pytest.mark.parametrize(

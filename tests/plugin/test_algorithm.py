@@ -145,6 +145,41 @@ def test_what_mtp_cannot_serve_is_refused_in_one_sentence_that_names_the_flag(
     assert_one_sentence(str(refusal.value), named)
 
 
+@pytest.fixture
+def on_npu(monkeypatch):
+    monkeypatch.setattr("sglang_ascend.plugin.mtp_algorithm.serves_on_npu", lambda: True)
+
+
+@pytest.mark.usefixtures("on_npu")
+def test_decode_rows_in_a_prefill_are_refused_on_an_npu(tiny_mimo):
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, "--speculative-algorithm MTP --enable-mixed-chunk")
+    assert_one_sentence(str(refusal.value), "--enable-mixed-chunk")
+
+
+@pytest.mark.usefixtures("on_npu")
+def test_a_tiled_cache_is_refused_on_an_npu(tiny_mimo, monkeypatch):
+    monkeypatch.setenv("SGLANG_USE_FIA_NZ", "1")
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, "--speculative-algorithm MTP")
+    assert_one_sentence(str(refusal.value), "SGLANG_USE_FIA_NZ")
+
+
+@pytest.mark.usefixtures("on_npu")
+def test_a_model_of_sparse_attention_is_refused_on_an_npu(tiny_mimo, monkeypatch):
+    """Its index_topk is what tells it: without that the same model passes."""
+    from sglang_ascend.plugin import mtp_algorithm
+
+    config = SimpleNamespace(architectures=["DeepseekV32ForCausalLM"], index_topk=None)
+    model = SimpleNamespace(hf_config=config)
+    monkeypatch.setattr(mtp_algorithm, "model_config_of", lambda server_args: model)
+    resolve(tiny_mimo, "--speculative-algorithm MTP")
+    config.index_topk = 2048
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, "--speculative-algorithm MTP")
+    assert_one_sentence(str(refusal.value), "index_topk")
+
+
 def assert_one_sentence(text: str, named: str) -> None:
     assert text.startswith("sglang-ascend: ")
     assert named in text
