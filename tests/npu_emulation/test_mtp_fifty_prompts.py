@@ -1,4 +1,4 @@
-"""50 prompts to nano-deepseek give the CPU's greedy tokens on the emulated NPU.
+"""50 prompts give the CPU's greedy tokens on the emulated NPU: two models, by graphs and without.
 
 The CPU's are those of transformers' own model in bfloat16: it shares no code with the served path,
 and with its float32 logits a tie can be told from a mistake (greedy_oracle.py).
@@ -16,16 +16,22 @@ from transformers import AutoTokenizer
 
 from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import served_by_mtp, tokens_per_step
-from npu_emulation.sglang_runs import requests
-from npu_emulation.test_mtp import DEEPSEEK
+from npu_emulation.sglang_runs import EAGER, requests
+from npu_emulation.test_mtp import CLASSES, DEEPSEEK
 from sglang_ascend.models.catalog import model_path
 
 NUM_PROMPTS, NUM_TOKENS = 50, 10
 LONGEST = 240  # of a context of 256
 HELD_OUT = sorted((Path(__file__).parents[1] / "data").glob("heldout_*.json"))
-MODELS = {"nano-deepseek": DEEPSEEK}
-MODES = {"graph": ("--cuda-graph-bs-decode", "8")}
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+MIMO = CLASSES | {
+    "model": "MiMoForCausalLM",
+    "draft_model": "MiMoMTP",
+    "pool": "NPUMHATokenToKVPool",
+}
+MODELS = {"nano-deepseek": DEEPSEEK, "smollm2-mtp": MIMO}
+MODES = {"graph": (("--cuda-graph-bs-decode", "8"), "overlap"), "eager": (EAGER, "normal")}
+MAX_SECONDS = 2 * 3600  # of a server: kernels are interpreted
+pytestmark = pytest.mark.timeout(MAX_SECONDS + 600)
 
 
 def prompts_of(folder: Path) -> list[list[int]]:
@@ -38,14 +44,19 @@ def prompts_of(folder: Path) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", ["nano-deepseek", pytest.param("smollm2-mtp", marks=pytest.mark.slow)]
+)
 def test_greedy_tokens_are_the_cpu_s(model, mode):
     folder = model_path(model)
     prompts = prompts_of(folder)
     assert len(prompts) == NUM_PROMPTS
     waves = [requests(prompts, max_new_tokens=NUM_TOKENS)]
-    report = served_by_mtp(folder, waves, *MODES[mode], timeout=3000)
-    assert report.names.items() >= MODELS[model].items()
+    flags, scheduler_loop = MODES[mode]
+    report = served_by_mtp(folder, waves, *flags, timeout=MAX_SECONDS)
+    assert report.names.items() >= (MODELS[model] | {"scheduler_loop": scheduler_loop}).items()
+    replayed = ["graph_replays" in turn.calls for turn in report.iterations]
+    assert any(replayed) == (mode == "graph")
     oracle = Oracle(folder)
     judged = [oracle.greedy(*pair) for pair in zip(prompts, report.tokens, strict=True)]
     print(
