@@ -83,9 +83,10 @@ def mla_attention(
     scale: float,
     kv_lora_rank: int,
     rope_cache: torch.Tensor | None = None,
+    query_rope: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[rows, heads, kv_lora_rank + rope] -> [rows, heads, kv_lora_rank]; caches as in
-    ``ops.attention.reference.paged_mla``."""
+    """[rows, heads, kv_lora_rank + rope] -> [rows, heads, kv_lora_rank]; caches, and a query in
+    two parts, as in ``ops.attention.reference.paged_mla``."""
     if metadata.is_uniform:
         return ops.paged_mla(
             query,
@@ -97,6 +98,7 @@ def mla_attention(
             scale=scale,
             kv_lora_rank=kv_lora_rank,
             rope_cache=rope_cache,
+            query_rope=query_rope,
         )
     return ops.paged_mla_ragged(
         query,
@@ -108,4 +110,5 @@ def mla_attention(
         scale=scale,
         kv_lora_rank=kv_lora_rank,
         rope_cache=rope_cache,
+        query_rope=query_rope,
     )

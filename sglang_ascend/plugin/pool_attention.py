@@ -124,16 +124,17 @@ def attend_latent(
             k, k_rope = k.split([kv_lora_rank, k.shape[-1] - kv_lora_rank], dim=-1)
         write = pool.set_kv_buffer if apart else pool.set_mla_kv_buffer
         write(layer, write_loc, k, k_rope)
-    query = q.view(-1, layer.tp_q_head_num, q.shape[-1] if q.dim() == 3 else layer.head_dim)
+    heads, width = layer.tp_q_head_num, q.shape[-1] if q.dim() == 3 else layer.head_dim
     if q_rope is not None:
-        query = torch.cat([query, q_rope.view(-1, layer.tp_q_head_num, q_rope.shape[-1])], -1)
+        q_rope = q_rope.reshape(-1, heads, q_rope.shape[-1]).contiguous()
     output = mla_attention(
         metadata,
-        query,
+        q.reshape(-1, heads, width).contiguous(),
         latent_cache,
         layer.scaling,
         kv_lora_rank,
         _slots(pool.get_value_buffer(layer.layer_id)) if apart else None,
+        q_rope,
     )
     return output.reshape(-1, layer.tp_q_head_num * kv_lora_rank)
 

@@ -120,7 +120,7 @@ def test_metadata_picks_the_operator_and_passes_everything_on(step, suffix, leng
             name,
             lambda *args, name=name, **kwargs: calls.append((name, args, kwargs)) or name,
         )
-    query, keys, values, ropes = object(), object(), object(), object()
+    query, keys, values, ropes, turned = (object() for _ in range(5))
     kv_lens = step.kv_lens if step.is_uniform else (5, 6)
     common = {"page_size": 16, "scale": 0.5, **lengths}
 
@@ -130,11 +130,11 @@ def test_metadata_picks_the_operator_and_passes_everything_on(step, suffix, leng
         (query, keys, values, step.block_table, kv_lens),
         common,
     )
-    assert mla_attention(step, query, keys, 0.5, 80, ropes) == f"paged_mla{suffix}"
+    assert mla_attention(step, query, keys, 0.5, 80, ropes, turned) == f"paged_mla{suffix}"
     assert calls.pop() == (
         f"paged_mla{suffix}",
         (query, keys, step.block_table, kv_lens),
-        common | {"kv_lora_rank": 80, "rope_cache": ropes},
+        common | {"kv_lora_rank": 80, "rope_cache": ropes, "query_rope": turned},
     )
 
 

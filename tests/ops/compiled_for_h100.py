@@ -119,7 +119,7 @@ def main() -> None:
     gqa_programs(128, torch.bfloat16)
     programs["gqa 32/8 heads, 4 rows, torch.bfloat16"] = compiled(kernels["gqa_split"])
     programs["merge"] = compiled(kernels["merge_splits"])
-    launched.MACHINES["cpu"] = replace(tiles.H100, factor_bytes=1 << 20)
+    tiles.MACHINES["cpu"] = replace(tiles.H100, factor_bytes=1 << 20)
     mla_programs(16, 4, torch.bfloat16)
     programs["control"] = compiled(kernels["mla_split"])
     print(json.dumps(programs, indent=1))

@@ -117,22 +117,23 @@ class Batch:
             scale=self.scale,
         )
 
-    def latent_caches(self, apart):
-        """The cache, and the keywords of a cache in which the rope part lies apart."""
+    def latent_operands(self, query, apart):
+        """Query and cache, and the keywords where the rope parts of both lie apart."""
+        query = self.query if query is None else query
         if not apart:
-            return self.key_cache, {}
-        latent, rope = self.key_cache.tensor_split([self.rank], dim=-1)
-        return latent.contiguous(), {"rope_cache": rope.contiguous()}
+            return (query, self.key_cache), {}
+        halves = (whole.tensor_split([self.rank], dim=-1) for whole in (query, self.key_cache))
+        (query, query_rope), (latent, rope) = ([half.contiguous() for half in of] for of in halves)
+        return (query, latent), {"rope_cache": rope, "query_rope": query_rope}
 
     def mla(self, query=None, name=None, table=None, apart=False):
         """By one implementation, or as the operator chooses."""
-        cache, keywords = self.latent_caches(apart)
+        operands, keywords = self.latent_operands(query, apart)
         body = attention.paged_mla
         if name is not None:
             body = body.implementation(name)
         return body(
-            self.query if query is None else query,
-            cache,
+            *operands,
             self.table if table is None else table,
             torch.tensor(self.kv_lens),
             query_len=self.query_lens[0],
@@ -143,10 +144,9 @@ class Batch:
         )
 
     def mla_ragged(self, apart=False):
-        cache, keywords = self.latent_caches(apart)
+        operands, keywords = self.latent_operands(None, apart)
         return attention.paged_mla_ragged(
-            self.query,
-            cache,
+            *operands,
             self.table,
             self.kv_lens,
             query_lens=self.query_lens,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from sglang_ascend.ops.attention import launched, reference
+from sglang_ascend.ops.attention import launched, reference, tiles
 from sglang_ascend.ops.attention.tiles import (
     ASCEND,
     H100,
@@ -119,6 +119,7 @@ def gqa_call(**changes):
         {"block_table": torch.zeros(2, 9, dtype=torch.int32)[:, :4]},
         {"kv_lens": torch.tensor([20, 30], dtype=torch.int32)},
         {"page_size": 1},
+        {"query": torch.zeros(8, 3, 88), "query_rope": torch.zeros(8, 3, 32)},
     ],
 )
 def test_mla_takes_what_its_pointers_can_read(changes):
@@ -129,6 +130,8 @@ def test_mla_takes_what_its_pointers_can_read(changes):
     "changes",
     [
         {"query": torch.zeros(3, 8, 120).transpose(0, 1)},
+        {"query": torch.zeros(8, 3, 88), "query_rope": torch.zeros(8, 3, 120)[..., 88:]},
+        {"query": torch.zeros(8, 3, 88), "query_rope": torch.zeros(8, 3, 16)},
         {"query": torch.zeros(8, 3, 120, dtype=torch.float64)},
         {"latent_cache": torch.zeros(64, 1, 120, dtype=torch.float8_e4m3fn)},
         {"latent_cache": torch.zeros(64, 1, 240)[..., ::2]},
@@ -203,9 +206,9 @@ def test_a_gpu_is_asked_once_for_its_cores_and_shared_memory(monkeypatch):
     driver = SimpleNamespace(active=SimpleNamespace(utils=SimpleNamespace()))
     driver.active.utils.get_device_properties = get_device_properties
     monkeypatch.setattr("triton.runtime.driver", driver)
-    monkeypatch.setattr(launched, "gpu_of", cache(launched.gpu_of.__wrapped__))
+    monkeypatch.setattr(tiles, "gpu_of", cache(tiles.gpu_of.__wrapped__))
     for _ in range(2):
-        machine = launched.machine_of(torch.device("cuda", 3))
+        machine = tiles.machine_of(torch.device("cuda", 3))
     assert (machine.num_cores, machine.factor_bytes) == (108, 147 << 10)
     assert asked == [3]
-    assert launched.machine_of(SimpleNamespace(type="npu")) is ASCEND
+    assert tiles.machine_of(SimpleNamespace(type="npu")) is ASCEND

@@ -10,7 +10,7 @@ import pytest
 import torch
 from paged_batch import Batch, agrees, uniform_batch
 
-from sglang_ascend.ops.attention import launched
+from sglang_ascend.ops.attention import launched, tiles
 from sglang_ascend.ops.attention.tiles import ASCEND, H100
 
 pytestmark = pytest.mark.usefixtures("triton_interpreter")
@@ -100,8 +100,8 @@ def test_lengths_around_the_edges_of_tiles_pages_and_splits(edge, page_size, spl
 
 
 @pytest.mark.parametrize("page_size", [16, 128])
-def test_the_rope_part_may_have_a_cache_of_its_own(page_size, split_into):
-    """As in Ascend's pools."""
+def test_the_rope_parts_may_be_tensors_of_their_own(page_size, split_into):
+    """As in Ascend's pools, and in the query that SGLang's models make."""
     split_into(2)
     batch = mla_batch(3, 4, page_size)
     assert agrees(batch.mla(name="triton", apart=True), batch.expected())
@@ -128,7 +128,7 @@ def test_latent_and_rope_may_have_any_width(widths):
 def test_the_widths_of_deepseek_in_the_tiles_of_each_machine(
     num_heads, num_splits, machine, split_into, monkeypatch
 ):
-    monkeypatch.setitem(launched.MACHINES, "cpu", machine)
+    monkeypatch.setitem(tiles.MACHINES, "cpu", machine)
     split_into(num_splits)
     assert mla_is_right(mla_batch(num_heads, 4, 128, lengths=(5, 300), widths=(512, 64)))
 
@@ -136,7 +136,7 @@ def test_the_widths_of_deepseek_in_the_tiles_of_each_machine(
 @pytest.mark.parametrize("batch_size", [1, 2, 4])
 def test_the_machine_decides_the_splits_and_any_number_is_right(batch_size, monkeypatch):
     """Of four cores one request has all, two have two each and four are not split."""
-    monkeypatch.setitem(launched.MACHINES, "cpu", replace(H100, num_cores=4))
+    monkeypatch.setitem(tiles.MACHINES, "cpu", replace(H100, num_cores=4))
     lengths = [500 + request for request in range(batch_size)]
     assert mla_is_right(mla_batch(1, 2, lengths=lengths))
 

@@ -71,7 +71,7 @@ def test_mla_prefill_attends_to_the_prefix_and_to_itself(shape, page_size, dtype
 
 
 @PAGE_SIZES
-def test_the_rope_part_may_have_a_cache_of_its_own(page_size):
+def test_the_rope_parts_may_be_tensors_of_their_own(page_size):
     decode = uniform_batch((6, 80, 32), 4, page_size, torch.float32, mla=True)
     assert agrees(decode.mla(apart=True), decode.expected())
     prefill = Batch((6, 80, 32), **PREFILL, page_size=page_size, dtype=torch.float32, mla=True)

@@ -68,13 +68,14 @@ def mla_split(num_splits: int) -> Launch:
                 attended = attend(query[row, head], found, found[:, :rank], scale)
                 output[row, head, split], masses[row, head, split] = attended
     dtype = torch.float32 if num_splits > 1 else torch.bfloat16
-    expected = {5: output, 6: masses} if num_splits > 1 else {5: output}
+    expected = {6: output, 7: masses} if num_splits > 1 else {6: output}
     initial = torch.full(output.shape, UNWRITTEN, dtype=dtype), torch.zeros(shape)
+    queries = query[..., :rank].contiguous(), query[..., rank:].contiguous()
     caches = cache[:, :rank].contiguous(), cache[:, rank:].contiguous()
-    operands = query, *caches, torch.tensor(PAGES), torch.tensor(KV_LENS)
+    operands = *queries, *caches, torch.tensor(PAGES), torch.tensor(KV_LENS)
     return Launch(
         (QUERY_LEN, num_splits, len(KV_LENS)),
-        (*operands, *initial, scale, rank, rope, len(PAGES[0])),
+        (*operands, *initial, scale, *2 * (rank, rope), len(PAGES[0])),
         expected,
         CHANGES,
         TOLERANCE + (2**-8 * 5 if num_splits == 1 else 0),  # and once more for the output

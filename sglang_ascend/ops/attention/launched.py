@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import torch
 
 from sglang_ascend.ops.attention.tiles import (
-    EXCHANGE_BYTES,
-    H100,
-    MACHINES,
-    Machine,
     Tiles,
     choose_num_splits,
     choose_tiles,
+    machine_of,
     power_of_2,
 )
 
@@ -31,28 +26,20 @@ def operand_type(dtype: torch.dtype) -> Any:
     return getattr(tl, str(dtype).removeprefix("torch."))
 
 
-def machine_of(device: torch.device) -> Machine:
-    return gpu_of(device.index) if device.type == "cuda" else MACHINES[device.type]
-
-
-@cache
-def gpu_of(index: int) -> Machine:
-    from triton.runtime import driver
-
-    active: Any = driver.active
-    limits = active.utils.get_device_properties(index)
-    return replace(
-        H100,
-        num_cores=limits["multiprocessor_count"],
-        factor_bytes=limits["max_shared_mem"] - EXCHANGE_BYTES,
-    )
+def query_parts(
+    query: torch.Tensor, query_rope: torch.Tensor | None, kv_lora_rank: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What meets c and what meets r; views of one tensor, or two tensors."""
+    if query_rope is None:
+        return query[..., :kv_lora_rank], query[..., kv_lora_rank:]
+    return query, query_rope
 
 
 def mla_tiles(
-    query: torch.Tensor, query_len: int, page_size: int, kv_lora_rank: int
+    query: torch.Tensor, query_rope: torch.Tensor, query_len: int, page_size: int
 ) -> Tiles | None:
     num_rows = query_len * query.shape[1]
-    rank, rope = power_of_2(kv_lora_rank), power_of_2(query.shape[2] - kv_lora_rank)
+    rank, rope = power_of_2(query.shape[2]), power_of_2(query_rope.shape[2])
     widths = rank + rope, rank + rope, rank
     machine = machine_of(query.device)
     return choose_tiles(machine, num_rows, page_size, *widths, query.element_size())
@@ -132,6 +119,7 @@ def paged_mla(
     scale: float,
     kv_lora_rank: int,
     rope_cache: torch.Tensor | None = None,
+    query_rope: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``reference.paged_mla`` of what ``accepts_mla``; what no request owns is never read.
 
@@ -143,12 +131,13 @@ def paged_mla(
     output = query.new_empty(len(query), num_heads, kv_lora_rank)
     if not batch_size:
         return output
-    tiles = mla_tiles(query, query_len, page_size, kv_lora_rank)
+    query, query_rope = query_parts(query, query_rope, kv_lora_rank)
+    tiles = mla_tiles(query, query_rope, query_len, page_size)
     assert tiles is not None, "accepts_mla declines shapes without tiles"
     num_blocks = -(-query_len * num_heads // tiles.block_m)
     num_splits = num_splits_of(query, block_table, page_size, batch_size * num_blocks)
     splits = Splits(output, query_len, 1, num_splits)
-    rope_dim = query.shape[2] - kv_lora_rank
+    rope_dim = query_rope.shape[2]
     if rope_cache is None:
         rope_cache = latent_cache[..., kv_lora_rank:]
     constants: dict[str, Any] = {
@@ -161,6 +150,7 @@ def paged_mla(
     # Blocks of rows first: those that read the same keys run side by side and share a cache.
     triton_kernels.mla_split[(num_blocks, splits.num_splits, batch_size)](
         query,
+        query_rope,
         latent_cache,
         rope_cache,
         block_table,
@@ -168,6 +158,8 @@ def paged_mla(
         splits.outputs,
         splits.masses,
         scale,
+        query.stride(1),
+        query_rope.stride(1),
         latent_cache.stride(0),
         rope_cache.stride(0),
         block_table.stride(0),
@@ -243,13 +235,16 @@ def accepts_mla(
     scale: float,
     kv_lora_rank: int,
     rope_cache: torch.Tensor | None = None,
+    query_rope: torch.Tensor | None = None,
 ) -> bool:
     """Contiguous queries, unbroken latent and rope rows at any distance, all on one device."""
+    queries = (query,) if query_rope is None else (query, query_rope)
     caches = (latent_cache,) if rope_cache is None else (latent_cache, rope_cache)
     return (
-        are_readable(query, caches, block_table, kv_lens)
-        and sum(cache.shape[2] for cache in caches) == query.shape[2]
-        and mla_tiles(query, query_len, page_size, kv_lora_rank) is not None
+        are_readable(queries, caches, block_table, kv_lens)
+        and sum(part.shape[2] for part in caches) == sum(part.shape[2] for part in queries)
+        and mla_tiles(*query_parts(query, query_rope, kv_lora_rank), query_len, page_size)
+        is not None
     )
 
 
@@ -266,26 +261,26 @@ def accepts_gqa(
 ) -> bool:
     """Contiguous queries, the heads of a slot one behind another, all on one device."""
     return (
-        are_readable(query, (key_cache, value_cache), block_table, kv_lens)
+        are_readable((query,), (key_cache, value_cache), block_table, kv_lens)
         and key_cache.shape[2] == value_cache.shape[2] == query.shape[2]
         and gqa_tiles(query, query_len, page_size, key_cache.shape[1]) is not None
     )
 
 
 def are_readable(
-    query: torch.Tensor,
+    queries: tuple[torch.Tensor, ...],
     caches: tuple[torch.Tensor, ...],
     block_table: torch.Tensor,
     kv_lens: torch.Tensor,
 ) -> bool:
     """Whether the kernels' raw pointers find every element, in a dtype that they multiply."""
-    tensors = (query, *caches, block_table, kv_lens)
+    tensors = (*queries, *caches, block_table, kv_lens)
     return (
-        all(tensor.device == query.device for tensor in tensors)
-        and query.is_contiguous()
+        all(tensor.device == queries[0].device for tensor in tensors)
+        and all(query.is_contiguous() for query in queries)
         and kv_lens.is_contiguous()
         and block_table.stride(1) == 1
-        and query.dtype in DTYPES
+        and all(query.dtype in DTYPES for query in queries)
         and all(
             cache.dtype in DTYPES
             and cache.stride(2) == 1

@@ -67,6 +67,10 @@ def _gather_latent(
     return torch.cat([latent, _gather_rows(rope_cache, rows, dtype)], dim=-1)
 
 
+def _whole(query: torch.Tensor, query_rope: torch.Tensor | None) -> torch.Tensor:
+    return query if query_rope is None else torch.cat([query, query_rope], dim=-1)
+
+
 def _attend_bucket(
     query: torch.Tensor,
     keys: torch.Tensor,
@@ -144,6 +148,7 @@ def paged_mla(
     scale: float,
     kv_lora_rank: int,
     rope_cache: torch.Tensor | None = None,
+    query_rope: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Absorbed multi-head latent attention: one latent stream is both key and value.
 
@@ -151,15 +156,18 @@ def paged_mla(
     (DeepSeek-V2, arXiv 2405.04434, section 2.1 with W_UK absorbed into the query).
 
     Args:
-        query: [batch * query_len, heads, kv_lora_rank + rope_dim], absorbed nope part first.
+        query: [batch * query_len, heads, kv_lora_rank + rope_dim], absorbed nope part first; that
+            part alone beside a query_rope.
         latent_cache: [slots, 1, kv_lora_rank + rope_dim], c then r; c alone beside a rope_cache.
         kv_lora_rank: width of c.
         rope_cache: [slots, 1, rope_dim], r, where it has a cache of its own.
+        query_rope: [batch * query_len, heads, rope_dim], where it is a tensor of its own.
         The rest as in ``paged_gqa``.
 
     Returns:
         [batch * query_len, heads, kv_lora_rank], as in ``paged_gqa``.
     """
+    query = _whole(query, query_rope)
     query_of = query.view(len(kv_lens), query_len, *query.shape[1:])
     output = query_of.new_empty(*query_of.shape[:3], kv_lora_rank)
     for requests, max_kv_len in _length_buckets(kv_lens):
@@ -229,10 +237,11 @@ def paged_mla_ragged(
     scale: float,
     kv_lora_rank: int,
     rope_cache: torch.Tensor | None = None,
+    query_rope: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Latent attention of prefill: lengths as in ``paged_gqa_ragged``, maths of ``paged_mla``."""
     output = []
-    for i, queries in enumerate(query.split(list(query_lens))):
+    for i, queries in enumerate(_whole(query, query_rope).split(list(query_lens))):
         rows = _head_rows(block_table[i : i + 1], page_size, 1, kv_lens[i])
         latent = _gather_latent(latent_cache, rope_cache, rows, query.dtype)
         output.append(_attend_request(queries, latent, latent, scale)[..., :kv_lora_rank])

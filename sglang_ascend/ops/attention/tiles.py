@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
+
+import torch
 
 # A split shorter than this costs more in its partial result than it saves in time.
 MIN_KEYS_PER_SPLIT = 128
@@ -40,6 +43,23 @@ EXCHANGE_BYTES = 16 << 10
 ASCEND = Machine(20, 384 << 10, 32 << 10, 64, 128, 2, num_stages=2, gathers=False)
 # A GPU's own cores and shared memory replace the H100's; "cpu" is Triton's interpreter.
 MACHINES = {"npu": ASCEND, "cpu": H100}
+
+
+def machine_of(device: torch.device) -> Machine:
+    return gpu_of(device.index) if device.type == "cuda" else MACHINES[device.type]
+
+
+@cache
+def gpu_of(index: int) -> Machine:
+    from triton.runtime import driver
+
+    active: Any = driver.active
+    limits = active.utils.get_device_properties(index)
+    return replace(
+        H100,
+        num_cores=limits["multiprocessor_count"],
+        factor_bytes=limits["max_shared_mem"] - EXCHANGE_BYTES,
+    )
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ def _store_split(
 @triton.jit
 def mla_split(
     query,
+    query_rope,
     latent_cache,
     rope_cache,
     block_table,
@@ -92,6 +93,8 @@ def mla_split(
     output,
     masses,
     scale,
+    query_stride,
+    query_rope_stride,
     latent_stride,
     rope_stride,
     table_stride,
@@ -117,12 +120,12 @@ def mla_split(
     first_row = request.to(tl.int64) * (QUERY_LEN * NUM_HEADS)
     rank = tl.arange(0, BLOCK_RANK)[None, :]
     rope = tl.arange(0, BLOCK_ROPE)[None, :]
-    query_rows = query + first_row * (RANK + ROPE_DIM) + rows[:, None] * (RANK + ROPE_DIM)
+    query_rows = query + first_row * query_stride + rows[:, None] * query_stride
     query_rank = tl.load(query_rows + rank, mask=inside[:, None] & (rank < RANK), other=0.0)
-    query_rope = tl.load(
-        query_rows + RANK + rope, mask=inside[:, None] & (rope < ROPE_DIM), other=0.0
-    )
-    query_rank, query_rope = query_rank.to(OPERAND), query_rope.to(OPERAND)
+    query_rank = query_rank.to(OPERAND)
+    query_rows = query_rope + first_row * query_rope_stride + rows[:, None] * query_rope_stride
+    query_turned = tl.load(query_rows + rope, mask=inside[:, None] & (rope < ROPE_DIM), other=0.0)
+    query_turned = query_turned.to(OPERAND)
 
     kv_len = tl.load(kv_lens + request).to(tl.int32)
     num_visible = _num_visible(kv_len, rows // NUM_HEADS, QUERY_LEN)
@@ -143,7 +146,7 @@ def mla_split(
         turned = tl.load(rope_rows + rope, mask=written & (rope < ROPE_DIM), other=0.0)
         scores = tl.dot(query_rank, tl.trans(latent), input_precision="ieee")
         turned = tl.trans(turned.to(OPERAND))
-        scores = tl.dot(query_rope, turned, scores, input_precision="ieee")
+        scores = tl.dot(query_turned, turned, scores, input_precision="ieee")
         visible = keys[None, :] < num_visible[:, None]
         scores = tl.where(visible, scores * scale, float("-inf"))
         weights, factor, highest, total = _softmax_step(scores, highest, total)
