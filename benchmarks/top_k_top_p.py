@@ -75,6 +75,11 @@ def contenders(case: Case, device: str) -> dict[str, Callable[[], object]]:
         "with_draw": filter_and_draw,
         "sort": lambda: sorted_threshold(logits, top_ks, top_ps),
     }
+    if logits.dtype == torch.float32:  # as the server's are
+        parameters = torch.ones_like(top_ps)[:, None], top_ks, top_ps, torch.zeros_like(top_ps)
+        definition = sampling.filter_probs.implementation("reference")
+        runs["probs"] = lambda: sampling.filter_probs(logits, *parameters)
+        runs["probs_sort"] = lambda: definition(logits, *parameters)
     if device == "cuda":
         target = torch.empty_like(logits)
         runs["copy"] = lambda: target.copy_(logits)
@@ -147,8 +152,9 @@ def main(
 
     Logits are normal with deviation 3. JSON: {machine, device, clock, rounds, cases}; each case has
     top_k (2^30: none), top_p, rows, vocab_size and dtype; ours_us, with_draw_us (and a seeded draw)
-    and sort_us, median microseconds per row, on cuda also copy_us (of the logits) and, where it is
-    installed, flashinfer_us (a draw); ratio (median of sort / ours over rounds), ratio_low and
+    and sort_us, in fp32 also probs_us and probs_sort_us (what the server draws from, and its
+    definition), on cuda also copy_us (of the logits) and, where it is installed, flashinfer_us (a
+    draw), median microseconds per row; ratio (median of sort / ours over rounds), ratio_low and
     ratio_high (95 % bootstrap interval) and bar (the ratio asked for, or null).
 
     Example: python -m benchmarks.top_k_top_p --rows 32 --json > top_k_top_p.json

@@ -138,7 +138,8 @@ STEP_HOOKS = (
     Hook(
         target="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
         replacement=request_seeds.draw_by_token,
-        why="a seeded draw depends on the filters of other requests, and asserts on min-p",
+        why="a seeded draw depends on the filters of other requests, and asserts on min-p; on CPU "
+        "any draw sorts the vocabulary",
         delete_when="the PyTorch sampler hashes token ids under filters too, min-p included",
         patch="0017-seeded-noise-by-token-id.patch",
         kind=HookType.AROUND,

@@ -10,6 +10,7 @@ from sglang.srt.layers.sampler import sampling_from_probs_torch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_ascend.ops import sampling
+from sglang_ascend.plugin.device import serves_on_cpu
 
 _SEEDS = 2**62
 
@@ -55,12 +56,13 @@ def draw_by_token(
     return_filtered_probs: bool = False,
     max_top_k: int | None = None,
 ) -> Any:
-    """Around ``top_k_top_p_min_p_sampling_from_probs_torch``, for rows with seeds.
+    """Around ``top_k_top_p_min_p_sampling_from_probs_torch``, for rows with seeds, and on CPU.
 
     Core hashes a token's rank where some request of the batch asks for a filter, and its id where
     none does, so that a seed would draw other tokens in other company; and it asserts on min-p.
+    On CPU it spends more on sorting a vocabulary than a small model on its layers.
     """
-    if sampling_seed is None or return_filtered_probs:
+    if return_filtered_probs or (sampling_seed is None and not serves_on_cpu()):
         return sample(
             probs,
             top_ks,
@@ -74,4 +76,7 @@ def draw_by_token(
         )
     unscaled = torch.ones_like(top_ps)[:, None]
     kept = sampling.filter_probs(probs.log(), unscaled, top_ks, top_ps, min_ps)
+    if sampling_seed is None:
+        coins = torch.rand(len(kept), dtype=torch.float64)
+        return sampling.draw(kept, coins).to(torch.int32)
     return sampling_from_probs_torch(kept, sampling_seed, positions)

@@ -9,18 +9,23 @@ from sglang_ascend.ops.sampling.threshold import Kept
 NO_TOP_K = 1 << 30
 
 
-def shares_from_below(logits: np.ndarray, top_ks: np.ndarray):
-    """(ascending values, which top-k left, the share of each and all below it in what it left)."""
+def shares_from_below(logits: np.ndarray, top_ks: np.ndarray, joint: bool):
+    """(ascending values, which top-k left, the share of each and all below it in what it left).
+
+    Joint: the share in the whole row.
+    """
     values = np.sort(logits.astype(np.float64), axis=1)
     places = values.shape[1] - np.minimum(top_ks, values.shape[1])
     left = (values >= np.take_along_axis(values, places[:, None], axis=1)) & (values > -np.inf)
-    weights = np.where(left, np.exp(values - values[:, -1:]), 0.0)
+    weights = np.where(left | joint, np.exp(values - values[:, -1:]), 0.0)
     return values, left, weights.cumsum(axis=1) / weights.sum(axis=1, keepdims=True)
 
 
-def kept_by_sorting(logits: np.ndarray, top_ks: np.ndarray, top_ps: np.ndarray) -> np.ndarray:
+def kept_by_sorting(
+    logits: np.ndarray, top_ks: np.ndarray, top_ps: np.ndarray, joint: bool = False
+) -> np.ndarray:
     """bool [rows, vocab_size]"""
-    values, left, shares = shares_from_below(logits, top_ks)
+    values, left, shares = shares_from_below(logits, top_ks, joint)
     p = top_ps.astype(np.float64)[:, None]
     kept = left & ((shares > 1 - p) | (p >= 1))
     kept[:, -1] = True
@@ -28,9 +33,11 @@ def kept_by_sorting(logits: np.ndarray, top_ks: np.ndarray, top_ps: np.ndarray) 
     return (logits >= lowest) & (logits > -np.inf)
 
 
-def near_the_boundary(logits: np.ndarray, top_ks: np.ndarray, top_ps: np.ndarray) -> np.ndarray:
+def near_the_boundary(
+    logits: np.ndarray, top_ks: np.ndarray, top_ps: np.ndarray, joint: bool = False
+) -> np.ndarray:
     """bool [rows]: equal values cross together, so only the last of them counts."""
-    values, left, shares = shares_from_below(logits, top_ks)
+    values, left, shares = shares_from_below(logits, top_ks, joint)
     last = np.append(values[:, 1:] != values[:, :-1], np.ones((len(values), 1), bool), axis=1)
     distances = np.abs(shares - (1 - top_ps.astype(np.float64)[:, None]))
     return np.where(left & last, distances, 1.0).min(axis=1) < 1e-6
@@ -42,21 +49,21 @@ def tokens_kept(logits: torch.Tensor, kept: Kept) -> np.ndarray:
     return ((values >= kept.threshold[:, None]) & (values > -torch.inf)).numpy()
 
 
-def differences(rule, logits, top_ks, top_ps) -> tuple[int, int]:
+def differences(rule, logits, top_ks, top_ps, joint: bool = False) -> tuple[int, int]:
     """(rows that differ from the oracle for no reason, rows that differ at the boundary)."""
     arguments = logits.float().numpy(), top_ks.numpy(), top_ps.numpy()
-    differs = (rule(logits, top_ks, top_ps) != kept_by_sorting(*arguments)).any(axis=1)
+    differs = (rule(logits, top_ks, top_ps) != kept_by_sorting(*arguments, joint)).any(axis=1)
     if not differs.any():
         return 0, 0
-    excused = differs & near_the_boundary(*arguments)
+    excused = differs & near_the_boundary(*arguments, joint)
     return int((differs & ~excused).sum()), int(excused.sum())
 
 
-def rule_of(body: str):
+def rule_of(body: str, joint: bool = False):
     """The kept tokens of an implementation, whose maxima and masses are checked on the way."""
 
     def rule(logits, top_ks, top_ps):
-        kept = sampling.top_k_top_p.implementation(body)(logits, top_ks, top_ps)
+        kept = sampling.top_k_top_p.implementation(body)(logits, top_ks, top_ps, joint)
         values = logits.float().numpy().astype(np.float64)
         assert kept.max.tolist() == values.max(axis=1).tolist()
         assert kept.threshold.isfinite().all()

@@ -13,6 +13,7 @@ ON_CUDA = {
     "chain.prepare_step": "triton",
     "chain.verify_chain": "triton",
     "sampling.draw_kept": "triton",
+    "sampling.filter_probs": "triton",
     "sampling.top_k_top_p": "triton",
 }
 # A draw's tile reads past the last row there: the reference draws.
@@ -25,6 +26,7 @@ ON_CPU = {
     "linear.prepare": "onednn",
     "linear.linear": "onednn",
     "sampling.draw_kept": "numba",
+    "sampling.filter_probs": "numba",
     "sampling.greedy": "numpy",
     "sampling.top_k_top_p": "numba",
     "slots.assign_slots": "numba",

@@ -28,13 +28,21 @@ def small_capacity(monkeypatch):
     monkeypatch.setattr(launched, "TILE", 4)
 
 
-def test_the_kernels_keep_what_sorting_keeps():
+JOINT = pytest.mark.parametrize("joint", [False, True], ids=["in turn", "joint"])
+
+
+@JOINT
+def test_the_kernels_keep_what_sorting_keeps(joint):
+    rule = rule_of("triton", joint)
     for num_rows, vocab_size in ((3, 1), (6, 2), (16, 40), (10, 65), (4, 1000)):
-        assert differences(rule_of("triton"), *random_rows(num_rows, vocab_size, seed=2)) == (0, 0)
+        rows = random_rows(num_rows, vocab_size, seed=2)
+        assert differences(rule, *rows, joint) == (0, 0)
 
 
-def test_the_kernels_bisect_a_row_that_outgrows_their_candidates(small_capacity):
-    assert differences(rule_of("triton"), *random_rows(5, 300, seed=3)) == (0, 0)
+@JOINT
+def test_the_kernels_bisect_a_row_that_outgrows_their_candidates(small_capacity, joint):
+    rows = random_rows(5, 300, seed=3)
+    assert differences(rule_of("triton", joint), *rows, joint) == (0, 0)
 
 
 @pytest.mark.slow
@@ -118,7 +126,7 @@ pointers = dict(logits=sys.argv[1], top_ks="*i32", cuts="*i32", counts="*i32", c
                 seeds="*i64", positions="*i64", part_tokens="*i64")
 sizes = dict(stride="i64", vocab_size="i32", num_groups="i32", num_tiles="i32",
              tiles_per_part="i32")
-constants = dict(GROUP=64, TILE=64, CAPACITY=128, GROUPS=2048, TILES=32)
+constants = dict(JOINT=True, GROUP=64, TILE=64, CAPACITY=128, GROUPS=2048, TILES=32)
 for kernel in (triton_kernels.stream, triton_kernels.bound, triton_kernels.refine,
                triton_draw.draw):
     names = kernel.arg_names

@@ -3,13 +3,22 @@
 from sglang_ascend.ops.compiled_on_cpu import numba_body
 from sglang_ascend.ops.dispatch import Implementation, Op
 from sglang_ascend.ops.launched_by_triton import triton_body
-from sglang_ascend.ops.sampling import compiled, launched, reference, threshold, vectorised
+from sglang_ascend.ops.sampling import (
+    compiled,
+    launched,
+    reference,
+    threshold,
+    unsorted,
+    vectorised,
+)
 
 greedy = Op("sampling.greedy", reference.greedy)
 greedy.register(
     Implementation("numpy", vectorised.greedy, frozenset({"cpu"}), lambda: True, vectorised.accepts)
 )
 filter_probs = Op("sampling.filter_probs", reference.filter_probs)
+filter_probs.register(numba_body(compiled.filter_probs, accepts=compiled.accepts_filters))
+filter_probs.register(triton_body(unsorted.filter_probs, compiled.accepts_filters))
 draw = Op("sampling.draw", reference.draw)
 race = Op("sampling.race", reference.race)
 murmur_hash32 = Op("sampling.murmur_hash32", reference.murmur_hash32)

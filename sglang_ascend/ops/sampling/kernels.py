@@ -85,6 +85,17 @@ def total(weights):
 
 
 @numba.njit(cache=True)
+def mass_of(logits, largest, values, weights):
+    """The sum of exp(logit - largest); leaves both in values and weights, in whole blocks."""
+    count = len(logits)
+    blocks = -(-count // EXP_BLOCK) * EXP_BLOCK
+    values[:count] = logits
+    values[count:blocks] = largest
+    exponentials(values[:blocks], largest, weights[:blocks])
+    return total(weights[:count])
+
+
+@numba.njit(cache=True)
 def crossing(values, weights, wanted):
     """The largest t for which the weights of values >= t sum to ``wanted``, and that sum.
 
@@ -126,16 +137,19 @@ def kth_largest(values, weights, k):
 
 
 @numba.njit(cache=True)
-def filter_row(row, top_k, top_p, group_size, group_max, values, weights):
+def filter_row(row, top_k, top_p, joint, group_size, group_max, values, weights):
     """(threshold, largest, mass) of one row, NaN for threshold and mass if it is invalid.
 
+    joint: whether top_p is a share of the whole row.
     values, weights: float32, scratch of whole blocks, at least a row.
     """
     lowest, highest = group_maxima(row.view(np.int32), group_size, group_max.view(np.int32))
     largest = group_max.max()
     if lowest < -INFINITY_KEY or highest >= INFINITY_KEY or largest < LOWEST:
         return np.nan, largest, np.nan
-    num_groups, threshold = len(group_max), LOWEST
+    num_groups, threshold, shared = len(group_max), LOWEST, 0.0
+    if joint and top_p < 1 and top_k < len(row):
+        shared = mass_of(row, largest, values, weights)
     if top_k <= num_groups:
         # That many groups have a logit from here on, so the k-th largest logit is no smaller.
         values[:num_groups] = group_max
@@ -144,23 +158,71 @@ def filter_row(row, top_k, top_p, group_size, group_max, values, weights):
     if top_k < count:
         threshold = kth_largest(values[:count], weights, top_k)
         count = collect(row, group_max, group_size, threshold, values)
-    blocks = -(-count // EXP_BLOCK) * EXP_BLOCK
-    values[count:blocks] = largest
-    exponentials(values[:blocks], largest, weights[:blocks])
-    mass = total(weights[:count])
-    if top_p < 1:
-        wanted = max(top_p * mass, np.finfo(np.float32).tiny)
+    mass = mass_of(values[:count], largest, values, weights)
+    wanted = max(top_p * max(mass, shared), np.finfo(np.float32).tiny)
+    if top_p < 1 and wanted <= mass:
         threshold, mass = crossing(values[:count], weights[:count], wanted)
     return threshold, largest, mass
 
 
 @numba.njit(cache=True, nogil=True)
-def filter_rows(logits, top_ks, top_ps, group_size, thresholds, maxima, masses, group_max):
+def filter_rows(logits, top_ks, top_ps, joint, group_size, thresholds, maxima, masses, group_max):
     size = -(-logits.shape[1] // EXP_BLOCK) * EXP_BLOCK
     values, weights = np.empty(size, np.float32), np.empty(size, np.float32)
     for i in range(len(logits)):
+        top_k, maxima_of_row = max(top_ks[i], 1), group_max[i]
         thresholds[i], maxima[i], masses[i] = filter_row(
-            logits[i], max(top_ks[i], 1), top_ps[i], group_size, group_max[i], values, weights
+            logits[i], top_k, top_ps[i], joint, group_size, maxima_of_row, values, weights
+        )
+
+
+@numba.njit(cache=True)
+def weigh_row(row, threshold, largest, top_k, top_p, min_p, group_size, group_max, scratch, probs):
+    """probs: a row of zeros, in which the tokens that the joint filters keep get their shares.
+
+    Of the tokens equal to the smallest one above the threshold as many stay as top_k has room for,
+    and as have no more than top_p of the mass before them: at least one.
+    scratch: float32 [3, whole blocks of at least a row], the last of which holds token ids.
+    """
+    values, weights, tokens = scratch[0], scratch[1], scratch[2].view(np.int32)
+    left = top_p * mass_of(row, largest, values, weights) if top_p < 1 else np.inf
+    count = 0
+    for group in range(len(group_max)):
+        if group_max[group] >= threshold:
+            start = group * group_size
+            for i in range(start, min(len(row), start + group_size)):
+                if row[i] >= threshold:
+                    values[count], tokens[count] = row[i], i
+                    count += 1
+    lowest = values[:count].min()
+    mass_of(values[:count], largest, values, weights)
+    room = top_k
+    for i in range(count):
+        if values[i] > lowest:
+            room -= 1
+            left -= weights[i]
+    is_first, mass = True, 0.0
+    for i in range(count):
+        if values[i] == lowest:
+            fits = is_first or (room > 0 and left >= 0)
+            is_first, room, left = False, room - 1, left - weights[i]
+            if not fits:
+                weights[i] = 0
+        if weights[i] < min_p:
+            weights[i] = 0
+        mass += weights[i]
+    for i in range(count):
+        probs[tokens[i]] = weights[i] / mass
+
+
+@numba.njit(cache=True, nogil=True)
+def weigh_rows(logits, thresholds, maxima, top_ks, top_ps, min_ps, group_size, group_max, probs):
+    scratch = np.empty((3, -(-logits.shape[1] // EXP_BLOCK) * EXP_BLOCK), np.float32)
+    for i in range(len(logits)):
+        threshold, largest = max(thresholds[i], LOWEST), maxima[i]
+        filters = top_ks[i], top_ps[i], min_ps[i]
+        weigh_row(
+            logits[i], threshold, largest, *filters, group_size, group_max[i], scratch, probs[i]
         )
 
 

@@ -15,12 +15,12 @@ PROGRAMS = 512  # a long row is cut into parts where there are few rows
 WARPS = 8
 
 
-def accepts(logits: torch.Tensor, *tensors: object) -> bool:
+def accepts(logits: torch.Tensor, *tensors: object, joint: bool = False) -> bool:
     """Rows of neighbouring logits; the kernels add to raw pointers."""
     return logits.dtype in DTYPES and logits.stride(1) == 1
 
 
-def accepts_rows(logits: torch.Tensor, *tensors: object) -> bool:
+def accepts_rows(logits: torch.Tensor, *tensors: object, joint: bool = False) -> bool:
     """As ``accepts``; on the NPU whole groups, for a group is read there whatever its mask says."""
     whole = logits.shape[1] % GROUP_SIZE == 0 or logits.device.type != "npu"
     return whole and accepts(logits)
@@ -58,7 +58,9 @@ def stream(logits: torch.Tensor, group_max: torch.Tensor) -> tuple[torch.Tensor,
     return tile_max, tile_mass
 
 
-def top_k_top_p(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> Kept:
+def top_k_top_p(
+    logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, joint: bool = False
+) -> Kept:
     from sglang_ascend.ops.sampling import triton_kernels
 
     (num_rows, vocab_size), device = logits.shape, logits.device
@@ -107,7 +109,7 @@ def top_k_top_p(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor
         logits.stride(0),
         vocab_size,
         num_groups,
-        **sizes(),
+        **sizes() | {"JOINT": joint},
         **capacity,
     )
     return kept.checked_on_host()

@@ -57,7 +57,9 @@ class Kept:
         return self
 
 
-def top_k_top_p(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor) -> Kept:
+def top_k_top_p(
+    logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, joint: bool = False
+) -> Kept:
     """Top-k, then top-p of what it left, as ``npu_top_k_top_p`` has them (sequential semantics).
 
     With t_k the top_k-th largest logit of a row (its smallest, if there are fewer) and Z_k the sum
@@ -69,13 +71,14 @@ def top_k_top_p(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor
     equal to the threshold are all kept, by top-k too. top_p >= 1 drops nothing; top_p <= 0 keeps
     the largest logit. A logit of -inf is never kept.
 
-    ``filter_probs``, what the server means on CPU, differs twice: its top-p is a share of the whole
-    row's mass and not of Z_k, and of equal tokens it keeps no more than top_k, lower ids first.
+    With ``joint``, Z_k is the whole row's mass: each filter is judged on the row itself, as in
+    ``filter_probs``, which keeps of the tokens equal to the threshold as many as it allows only.
 
     Args:
         logits: float32, float16 or bfloat16 [rows, vocab_size], scaled by temperature.
         top_ks: int [rows], at least 1; vocab_size or more means no top-k.
         top_ps: float32 [rows].
+        joint: whether top_p is a share of the row's mass, and not of what top-k left.
 
     Raises:
         ValueError: for an invalid row (see ``Kept``) on CPU; elsewhere ``Kept.check`` does.
@@ -87,9 +90,11 @@ def top_k_top_p(logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor
     num_finite = (ordered > -torch.inf).sum(-1)
     rank = top_ks.long().minimum(num_finite).clamp(min=1)[:, None] - 1
     kth, largest = ordered.gather(1, rank), ordered[:, :1]
-    weights = torch.where(ordered >= kth, (ordered.double() - largest).exp(), 0.0)
+    everything = (ordered.double() - largest).exp()
+    weights = torch.where(ordered >= kth, everything, 0.0)
     masses = weights.cumsum(-1)
-    wanted = top_ps.double()[:, None] * masses[:, -1:]
+    shared = everything.sum(-1, keepdim=True) if joint else masses[:, -1:]
+    wanted = top_ps.double()[:, None] * shared
     crossing = (masses < wanted).sum(-1, keepdim=True).clamp(max=vocab_size - 1)
     threshold = torch.where(top_ps[:, None] >= 1, kth, ordered.gather(1, crossing).maximum(kth))
     threshold = torch.where(largest.isfinite(), threshold, torch.nan)

@@ -185,6 +185,7 @@ def refine(
     stride,
     vocab_size,
     num_groups,
+    JOINT: tl.constexpr,  # top_p is a share of the row's mass, and not of what top-k left
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     CAPACITY: tl.constexpr,
@@ -221,7 +222,8 @@ def refine(
             found = tl.sum(tl.where(keys >= cut, weights, 0.0))
             open_question = (cut > LOWEST_KEY) & (found < top_p * row_mass)
         if (top_p < 1.0) & (open_question == 0):
-            threshold = crossing(keys, weights, top_p * mass, threshold, above)
+            shared = row_mass if JOINT else mass
+            threshold = crossing(keys, weights, top_p * shared, threshold, above)
             mass = tl.sum(tl.where(keys >= threshold, weights, 0.0))
 
     if open_question:
@@ -246,9 +248,10 @@ def refine(
             threshold = LOWEST_KEY
             above = cut
         if top_p < 1.0:
+            shared = row_mass if JOINT else mass
             threshold = bisect(
                 True,
-                top_p * mass,
+                top_p * shared,
                 threshold,
                 above,
                 logits,
