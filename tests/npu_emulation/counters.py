@@ -26,7 +26,8 @@ _HARMLESS = set(
     aclmdlRICaptureThreadExchangeMode aclmdlRIGetId aclrtCtxSetSysParamOpt aclrtGetSysParamOpt
     aclrtPeekAtLastError aclrtSetCurrentContext aclrtSetDeviceSatMode aclrtSetOpExecuteTimeOutV2
     aclrtSetOpWaitTimeout aclrtSetStreamAttribute aclrtSetStreamFailureMode
-    aclrtSetStreamOverflowSwitch aclrtSetSysParamOpt HcclSetConfig""".split()
+    aclrtSetStreamOverflowSwitch aclrtSetSysParamOpt HcclGetCommConfigCapability
+    HcclSetConfig""".split()
 )
 _ATB = "_ZN3atb"  # its operators cannot be created here, which torch_npu reports as an error
 

@@ -37,8 +37,12 @@ _seconds: Counter[int] = Counter()  # by thread
 
 def _run(number: int, action: int) -> None:
     closure = _closures.pop(number) if action in (_FORGET, _ONCE) else _closures[number]
-    if action == _FORGET:
-        return
+    if action != _FORGET:
+        run_as_device(closure)
+
+
+def run_as_device(closure: Callable[[], None]) -> None:
+    """Call the closure as work of the device; `raise_failures` has its error."""
     outer, _this_thread.running = is_running(), True
     started = time.perf_counter()
     try:

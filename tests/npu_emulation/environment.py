@@ -63,6 +63,8 @@ def emulated_environment(
         CANN: cann,
         # The thread that dispatches an operator makes its ACL calls, in the program's order.
         "TASK_QUEUE_ENABLE": "0",
+        # Else a thread of torch_npu asks for each collective's event until it lets the work run.
+        "HCCL_ASYNC_ERROR_HANDLING": "0",
         # Triton reads it as its own modules are imported, which torch may do.
         "TRITON_INTERPRET": "1",
     }

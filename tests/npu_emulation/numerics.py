@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 from torch_npu.npu.graphs import _GraphDispatchMode
 
+from npu_emulation import collectives  # noqa: F401  (what ranks exchange)
 from npu_emulation.device_work import (
     alias,
     copies_on_device_skipped,

@@ -34,7 +34,20 @@ void count_launch(const char *name);
 struct graph;
 struct task_group;
 
-enum work_kind { COPY, FILL, CALL, WAIT, WRITE_VALUE, WAIT_VALUE, REPLAY, UPDATE };
+struct communicator;
+
+enum work_kind { COPY, FILL, CALL, WAIT, WRITE_VALUE, WAIT_VALUE, REPLAY, UPDATE, COLLECTIVE };
+enum collective_kind { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST };
+
+struct collective {  /* collectives.py has the same */
+    struct communicator *communicator;
+    enum collective_kind kind;
+    const void *source;
+    void *target;
+    uint64_t count;        /* elements: HCCL's argument */
+    int type, reduction;   /* HcclDataType, HcclReduceOp */
+    uint32_t root;
+};
 
 struct work {
     enum work_kind kind;
@@ -47,6 +60,7 @@ struct work {
     uint64_t position;         /* *_VALUE: the value */
     struct graph *graph;       /* REPLAY */
     struct task_group *group;  /* UPDATE */
+    struct collective collective;
     struct work *next;
 };
 
@@ -80,6 +94,12 @@ enum call_action { CALL_ONCE, CALL_AND_KEEP, CALL_FORGET };
 void run_call(int64_t call, enum call_action action);
 bool copies_on_device_are_skipped(void);
 
+/* ---- collectives.c ---- */
+#define ROOT_INFO_BYTES 4108 /* of HcclRootInfo, which hccl.h declares for C++ only */
+#define COMMUNICATOR_NAME_BYTES 128
+void run_collective(const struct collective *collective);
+uint64_t npu_emulation_num_run(const struct communicator *communicator);
+
 /* ---- memory.c ---- */
 void copy_now(const struct work *work);
 void poison_target(const struct work *work);
@@ -94,5 +114,6 @@ void replay(struct graph *graph);
 void apply_update(struct task_group *group);
 void replace_call(struct task_group *group, int64_t call);
 bool is_capturing(void);
+bool has_collective(const struct graph *graph, const struct communicator *communicator);
 
 #endif

@@ -93,6 +93,14 @@ void replay(struct graph *graph) {
     destroy_if_unused(graph);
 }
 
+bool has_collective(const struct graph *graph, const struct communicator *communicator) {
+    for (size_t i = 0; i < graph->num_work; i++) {
+        const struct work *work = &graph->work[i];
+        if (work->kind == COLLECTIVE && work->collective.communicator == communicator) return true;
+    }
+    return false;
+}
+
 aclError aclmdlRICaptureTaskGrpBegin(aclrtStream handle) {
     struct graph *graph = stream_of(handle)->capture;
     if (!graph) return ACL_ERROR_RT_STREAM_NOT_CAPTURED;

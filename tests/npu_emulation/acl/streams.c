@@ -67,6 +67,7 @@ void execute(struct work *work) {
     case WAIT_VALUE: wait_value(work); break;
     case REPLAY: replay(work->graph); break;
     case UPDATE: apply_update(work->group); break;
+    case COLLECTIVE: run_collective(&work->collective); break;
     }
 }
 
@@ -85,21 +86,33 @@ void run_stream(struct stream *stream, uint64_t position) {
     }
 }
 
-bool run_to_write_of(const void *word) {
-    struct stream *writer = NULL;
+/* Runs a stream that has such work up to the first of it; false where none has. */
+static bool run_to(bool (*is_wanted)(const struct work *, const void *), const void *what) {
+    struct stream *found_in = NULL;
     uint64_t position = 0;
     lock_queues();
-    for (struct stream *stream = all_streams; stream && !writer; stream = stream->next) {
+    for (struct stream *stream = all_streams; stream && !found_in; stream = stream->next) {
         uint64_t queued = 0, found = 0;
         for (struct work *work = stream->head; work; work = work->next) {
             queued++;
-            if (!found && work->kind == WRITE_VALUE && work->target == word) found = queued;
+            if (!found && is_wanted(work, what)) found = queued;
         }
-        if (found) writer = stream, position = stream->issued - queued + found;
+        if (found) found_in = stream, position = stream->issued - queued + found;
     }
     unlock_queues();
-    if (writer) run_stream(writer, position);
-    return writer != NULL;
+    if (found_in) run_stream(found_in, position);
+    return found_in != NULL;
+}
+
+static bool writes(const struct work *work, const void *word) {
+    return work->kind == WRITE_VALUE && work->target == word;
+}
+
+bool run_to_write_of(const void *word) { return run_to(writes, word); }
+
+static bool takes_part(const struct work *work, const void *communicator) {
+    if (work->kind == REPLAY) return has_collective(work->graph, communicator);
+    return work->kind == COLLECTIVE && work->collective.communicator == communicator;
 }
 
 /* Work may be a Python closure, which needs the interpreter's lock; who waits must not hold it. Python's
@@ -133,6 +146,13 @@ void wait_for_device(void) {
     if (!anything_pending()) return;
     void *thread = start_waiting();
     for (struct stream *stream = all_streams; stream; stream = stream->next) run_stream(stream, stream->issued);
+    stop_waiting(thread);
+}
+
+/* Lets the device work until the communicator's collective `number` has run, if that is issued. */
+void npu_emulation_run_to_collective(struct communicator *communicator, uint64_t number) {
+    void *thread = start_waiting();
+    if (npu_emulation_num_run(communicator) == number) run_to(takes_part, communicator);
     stop_waiting(thread);
 }
 
