@@ -53,7 +53,9 @@ def draw_of_first_rank(tokens: torch.Tensor) -> torch.Tensor:
     """
     group = get_parallel().tp_group
     if group.world_size > 1:
-        group.broadcast(tokens, src=0)
+        # Not by torch.distributed.broadcast: torch 2.13 asks for the capability of the device of a
+        # CUDA tensor, which an NPU's is after transfer_to_npu, and torch_npu has none to give.
+        group.device_group.broadcast(tokens, 0).wait()
     return tokens
 
 

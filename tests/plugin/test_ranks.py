@@ -77,9 +77,13 @@ def test_every_rank_keeps_the_first_ranks_draw(monkeypatch, num_ranks):
     from sglang_ascend.plugin import ranks
 
     of_first_rank = torch.tensor([5, 6])
-    group = SimpleNamespace(
-        world_size=num_ranks, broadcast=lambda tokens, src: tokens.copy_([of_first_rank][src])
-    )
+    waited: list[torch.Tensor] = []
+
+    def broadcast(tokens: torch.Tensor, root: int) -> SimpleNamespace:
+        return SimpleNamespace(wait=lambda: waited.append(tokens.copy_([of_first_rank][root])))
+
+    group = SimpleNamespace(world_size=num_ranks, device_group=SimpleNamespace(broadcast=broadcast))
     monkeypatch.setattr(ranks, "get_parallel", lambda: SimpleNamespace(tp_group=group))
     tokens = ranks.draw_of_first_rank(torch.tensor([7, 8]))
     assert tokens.tolist() == ([7, 8] if num_ranks == 1 else [5, 6])
+    assert len(waited) == num_ranks - 1
