@@ -33,11 +33,12 @@ DONE_BY_TORCH_NPU = set(
     aten::detach aten::lift_fresh aten::alias aten::is_same_size aten::_local_scalar_dense
     npu::empty_with_format""".split()
 )
-# Allocations for an operator that a graph captures.
-PREPARATIONS = ("_get_max_workspace", "_infer_output")
+PREPARATIONS = ("_get_max_workspace", "_infer_output")  # of what a graph captures
 # Computed, and not dispatched to torch_npu: every format is stored as ND here, and only named.
 NOT_DISPATCHED = {"npu::npu_format_cast"}
 ND = 2
+# SGLang's own are Python functions, which call torch_npu's operators.
+COMPOSED, ON_NPU = "sglang::", torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 NAMESPACES_WITHOUT_KERNELS = ("c10d::", "_c10d", "prim::", "profiler::")
 
 
@@ -87,6 +88,9 @@ class Numerics(TorchDispatchMode):
         if _only_looks_like_a_view(func):
             with self:
                 return func.decompose(*args, **kwargs)
+        if name.startswith(COMPOSED):
+            with self:
+                return func.redispatch(ON_NPU, *args, **kwargs)
         if name in DONE_BY_TORCH_NPU or func.is_view or name.endswith(PREPARATIONS):
             result = func(*args, **kwargs)
             raise_failures()

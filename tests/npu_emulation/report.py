@@ -40,11 +40,17 @@ class Report:
     iterations: list[Iteration] = field(default_factory=list)
     not_counted: dict[str, int] = field(default_factory=dict)  # launches that need CANN
     left_undone: list[str] = field(default_factory=list)  # calls of CANN that did nothing
+    other_ranks: list[Report] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        found = json.loads(text)
-        return cls(**found | {"iterations": [Iteration(**turn) for turn in found["iterations"]]})
+        return cls._of(json.loads(text))
+
+    @classmethod
+    def _of(cls, found: dict[str, Any]) -> Report:
+        iterations = [Iteration(**turn) for turn in found["iterations"]]
+        other_ranks = [cls._of(other) for other in found["other_ranks"]]
+        return cls(**found | {"iterations": iterations, "other_ranks": other_ranks})
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))

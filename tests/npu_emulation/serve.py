@@ -1,7 +1,8 @@
 """python -m npu_emulation.serve --requests FILE [--json FILE] SGLANG-FLAGS...
 
 Serves FILE's requests with SGLang on the emulated NPU and prints one JSON object: tokens, counts of
-every iteration, and the class names of what served. FILE holds waves, each a list of requests
+every iteration, and the class names of what served; of rank 0, and under other_ranks of the others,
+which are processes of the same command. FILE holds waves, each a list of requests
 {"input_ids": [...], "sampling_params": {...}}; a wave starts when the last one has finished.
 """
 
@@ -10,7 +11,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -20,7 +23,9 @@ from npu_emulation import stand_ins
 
 stand_ins.install()
 
-from npu_emulation.report import Request  # noqa: E402
+from npu_emulation.environment import DEVICES  # noqa: E402
+from npu_emulation.followers import Followers, own_rank  # noqa: E402
+from npu_emulation.report import Report, Request  # noqa: E402
 from npu_emulation.serving import serve  # noqa: E402
 
 
@@ -28,13 +33,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m npu_emulation.serve", description=__doc__)
     parser.add_argument("--requests", type=Path, required=True)
     parser.add_argument("--json", type=Path, help="where the report goes, instead of the output")
+    tp_size = ("--tp-size", "--tensor-parallel-size")
+    parser.add_argument(*tp_size, type=int, default=1, help="ranks, each a process and a device")
+    parser.add_argument("--seed-per-rank", action="store_true", help="ranks do not draw alike")
     options, arguments = parser.parse_known_args()
     waves = [
         [Request(**request) for request in wave]
         for wave in json.loads(options.requests.read_text())
     ]
     torch.manual_seed(0)
-    report = serve(arguments, waves).as_json()
+    os.environ[DEVICES] = str(options.tp_size)
+    arguments += ["--tp-size", str(options.tp_size)]
+    seed = own_rank() if options.seed_per_rank else None
+    report = serve_with_followers(arguments, waves, options.tp_size, seed).as_json()
     if options.json:
         options.json.write_text(report)
     else:
@@ -42,6 +53,20 @@ def main() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # the server's threads would wait for its other processes
+
+
+def serve_with_followers(
+    arguments: list[str], waves: list[list[Request]], num_ranks: int, seed: int | None
+) -> Report:
+    if num_ranks == 1 or own_rank() != 0:
+        return serve(arguments, waves, seed)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = ["--nccl-port", str(free.getsockname()[1])]
+    with tempfile.TemporaryDirectory() as folder:
+        followers = Followers(num_ranks, Path(folder), port)
+        report = serve([*arguments, *port], waves, seed)
+        report.other_ranks = followers.finish()
+    return report
 
 
 if __name__ == "__main__":

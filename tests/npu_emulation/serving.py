@@ -7,8 +7,11 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
+
 from npu_emulation.counters import counted, left_undone
 from npu_emulation.device_work import raise_failures, seconds_of_work
+from npu_emulation.followers import own_rank
 from npu_emulation.numerics import Numerics
 from npu_emulation.report import Iteration, Report, Request
 from npu_emulation.stand_ins import launched as stand_ins_launched
@@ -39,10 +42,8 @@ class CountedLoop:
         raise_failures()
         if self._turn is not None:
             next(self._turn, None)
-        if all(request.finished() for request in self.requests):
-            self._begin_wave()
-        elif self._idle > IDLE_ITERATIONS:
-            raise RuntimeError("the scheduler no longer runs batches, and requests are unfinished.")
+        asked = self._next_wave() if own_rank() == 0 else None
+        self._take(self.scheduler.request_receiver._broadcast_reqs_across_ranks(asked))
         self._turn = self._counted_turn()
         next(self._turn)
         return []
@@ -67,24 +68,40 @@ class CountedLoop:
                 )
             )
 
-    def _begin_wave(self) -> None:
+    def _next_wave(self) -> list[Any]:
+        """What to ask for now: nothing while requests are unfinished, in the end to stop."""
+        from sglang.srt.managers.io_struct import ShutdownReq
+
+        if not all(request.finished() for request in self.requests):
+            if self._idle > IDLE_ITERATIONS:
+                raise RuntimeError("the scheduler runs no batches, and requests are unfinished.")
+            return []
         wave = next(self.waves, None)
         if wave is None:
-            self.scheduler.gracefully_exit = True
+            return [ShutdownReq()]
+        first = len(self.requests)
+        return [_tokenized(str(number), request) for number, request in enumerate(wave, first)]
+
+    def _take(self, asked: list[Any]) -> None:
+        if not asked:
             return
         self.wave += 1
-        names = [str(len(self.requests) + number) for number in range(len(wave))]
-        self.scheduler.process_input_requests(
-            [_tokenized(name, request) for name, request in zip(names, wave, strict=True)]
-        )
+        self.scheduler.process_input_requests(asked)
         waiting = {request.rid: request for request in self.scheduler.waiting_queue}
-        self.requests += [waiting[name] for name in names]
+        self.requests += [waiting[request.rid] for request in asked if request.rid in waiting]
 
 
-def serve(arguments: Sequence[str], waves: Sequence[Sequence[Request]]) -> Report:
-    """Serve as `python -m sglang.launch_server ARGUMENTS` would; once per process."""
+def serve(
+    arguments: Sequence[str], waves: Sequence[Sequence[Request]], seed: int | None = None
+) -> Report:
+    """Serve as `python -m sglang.launch_server ARGUMENTS` would; once per process.
+
+    `seed` is this rank's, in place of SGLang's, which is the same in every rank.
+    """
     with Numerics() as numerics:
         scheduler = started(arguments)
+        if seed is not None:
+            torch.manual_seed(seed)
         loop = CountedLoop(scheduler, waves)
         scheduler.run_event_loop()
     return Report(
@@ -112,9 +129,10 @@ def started(arguments: Sequence[str]) -> Any:
     server_args.resolve_once()
     _set_envs_and_config(server_args)
     ports = PortArgs.init_new(server_args)
-    rank = spawn_world_rank(server_args, tp_rank=0, pp_rank=0)
-    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=rank, gpu_id=0))
-    scheduler.configure_scheduler_process(server_args, 0, display_tp_rank=0)
+    rank = own_rank()
+    world_rank = spawn_world_rank(server_args, tp_rank=rank, pp_rank=0)
+    publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, gpu_id=rank))
+    scheduler.configure_scheduler_process(server_args, rank, display_tp_rank=rank)
     return scheduler.Scheduler(server_args, ports)
 
 

@@ -1,0 +1,47 @@
+"""The other ranks of a server, each in a process of its own with the command of this one.
+
+They are not sent requests: SGLang broadcasts those from rank 0. Each reports for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from npu_emulation.report import Report
+
+RANK = "NPU_EMULATION_RANK"
+
+
+def own_rank() -> int:
+    return int(os.environ.get(RANK, "0"))
+
+
+class Followers:
+    def __init__(self, num_ranks: int, folder: Path, arguments: list[str]) -> None:
+        """`arguments` are added to this process's own."""
+        self.reports = {rank: folder / f"rank-{rank}.json" for rank in range(1, num_ranks)}
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, *sys.orig_argv[1:], "--json", str(report), *arguments],
+                env=os.environ | {RANK: str(rank)},
+            )
+            for rank, report in self.reports.items()
+        ]
+        for process in self.processes:
+            threading.Thread(target=_end_with, args=(process,), daemon=True).start()
+
+    def finish(self) -> list[Report]:
+        for process in self.processes:
+            process.wait()
+        return [Report.from_json(report.read_text()) for report in self.reports.values()]
+
+
+def _end_with(follower: subprocess.Popen[bytes]) -> None:
+    """A rank that stopped would be waited for."""
+    if follower.wait() != 0:
+        print("npu_emulation: another rank's process stopped.", file=sys.stderr, flush=True)
+        os._exit(1)
