@@ -10,17 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from npu_emulation import random_deepseek
 from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget, decodes, tokens_per_step
 from npu_emulation.report import Report
 from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, prompt, requests, served
+from sglang_ascend.models.catalog import model_path
 
 # The first token is SGLang's own draw, on which its ranks agree by their seeds, or by this switch.
 SEEDED_APART = FUSED_ATTENTION | {"SYNC_TOKEN_IDS_ACROSS_TP": "1"}
 GRAPH_OF_2 = ("--cuda-graph-bs-decode", "2")
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((9, 14))]
+PAGE = 128
+QUESTIONS = ("What is 12 plus 30?", "Who are you?")
 TEMPERATURE, TOP_P = 0.8, 0.9
 GREEDY, SAMPLED = 0, 1  # waves
 WAVES = [
@@ -117,6 +121,33 @@ def test_no_rank_s_step_waits_for_more_than_its_results(mtp, plain):
     for report in of_both(mtp):
         for wave in (GREEDY, SAMPLED):
             check_budget(report.steady(wave), plain.steady(wave))
+
+
+@pytest.mark.slow
+def test_pages_chunks_and_a_cached_prefix_have_transformers_tokens_too(folder, exact):
+    """One prompt in two chunks, one that begins its next page with a verified row, and the first
+    again with more behind it."""
+    prompts = [prompt(200, 3), prompt(126, 5)]
+    extended = [*prompts[0], 77, 78, 79]
+    waves = [requests(prompts, max_new_tokens=8), requests([extended], max_new_tokens=4)]
+    chunks = ("--chunked-prefill-size", str(PAGE))
+    for report in of_both(served_by_mtp(folder, waves, *GRAPH_OF_2, *chunks)):
+        exact.check_greedy([*prompts, extended], report.tokens)
+        assert report.cached_tokens == [0, 0, PAGE]
+
+
+@pytest.mark.slow
+def test_nano_deepseek_keeps_its_drafts_and_has_transformers_tokens():
+    nano = model_path("nano-deepseek")
+    tokenizer = AutoTokenizer.from_pretrained(nano)
+    turns = [[{"role": "user", "content": question}] for question in QUESTIONS]
+    texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    report = served_by_mtp(nano, [requests(prompts, max_new_tokens=16)], *GRAPH_OF_2)
+    oracle = Oracle(nano)
+    for each in of_both(report):
+        oracle.check_greedy(prompts, each.tokens)
+    assert tokens_per_step(report) > 1.5
 
 
 def test_without_its_all_reduces_tokens_are_wrong(folder, exact):
