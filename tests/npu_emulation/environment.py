@@ -16,6 +16,7 @@ DEFAULT_CANN = "8.5.0"
 
 CANN_VARIABLES = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
 CANN_FOLDER = Path("/usr/local/Ascend")
+START = Path(__file__).parent / "start"  # its sitecustomize.py runs first in every process
 
 
 class CannPresentError(RuntimeError):
@@ -52,11 +53,10 @@ def emulated_environment(
 ) -> dict[str, str]:
     """`environ` with the libraries in `build` in CANN's place and such a device."""
     require_no_cann(environ, build)
-    others = [path for path in environ.get("LD_LIBRARY_PATH", "").split(":") if path]
-    paths = [str(build), *(path for path in others if path != str(build))]
     return {
         **environ,
-        "LD_LIBRARY_PATH": ":".join(paths),
+        "LD_LIBRARY_PATH": _with_first(build, environ.get("LD_LIBRARY_PATH", "")),
+        "PYTHONPATH": _with_first(START, environ.get("PYTHONPATH", "")),
         LIBRARIES: str(build),
         DEVICES: str(num_devices),
         SOC: soc,
@@ -68,6 +68,11 @@ def emulated_environment(
         # Triton reads it as its own modules are imported, which torch may do.
         "TRITON_INTERPRET": "1",
     }
+
+
+def _with_first(folder: Path, paths: str) -> str:
+    others = [path for path in paths.split(":") if path and path != str(folder)]
+    return ":".join((str(folder), *others))
 
 
 def build_folder() -> Path:

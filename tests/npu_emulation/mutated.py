@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from npu_emulation import serve  # puts in place what `import sglang` needs
-
-# isort: split
 import torch
 from sglang.srt.hardware_backend.npu.graph_runner.npu_cudagraph_backend import NPUCudaGraphBackend
 from sglang.srt.managers.scheduler_components.batch_result_processor import (
     SchedulerBatchResultProcessor,
 )
+
+from npu_emulation import serve
 
 
 def stale_lengths() -> None:

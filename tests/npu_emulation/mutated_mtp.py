@@ -9,11 +9,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from npu_emulation import serve  # puts in place what `import sglang` needs
-
-# isort: split
 import torch
 
+from npu_emulation import serve
 from npu_emulation.mutated import no_wait_for_results
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import chain

@@ -6,12 +6,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from npu_emulation import serve  # puts in place what `import sglang` needs
-
-# isort: split
 import torch
 from sglang.srt.distributed.parallel_state import GroupCoordinator
 
+from npu_emulation import serve
 from sglang_ascend.plugin import batch_sampling
 
 

@@ -17,16 +17,11 @@ import tempfile
 from pathlib import Path
 
 import torch
-import torch_npu  # noqa: F401  (registers the device)
 
-from npu_emulation import stand_ins
-
-stand_ins.install()
-
-from npu_emulation.environment import DEVICES  # noqa: E402
-from npu_emulation.followers import Followers, own_rank  # noqa: E402
-from npu_emulation.report import Report, Request  # noqa: E402
-from npu_emulation.serving import serve  # noqa: E402
+from npu_emulation.environment import DEVICES
+from npu_emulation.followers import Followers, own_rank
+from npu_emulation.report import Report, Request
+from npu_emulation.serving import serve
 
 
 def main() -> None:
