@@ -50,6 +50,11 @@ class ServerProcess:
                 preexec_fn=die_with_parent,
             )
 
+    @property
+    def pid(self) -> int:
+        """Of the command, and of the process group of all that it starts."""
+        return self._process.pid
+
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Raises RuntimeError with the log's tail if the server dies or takes too long."""
         deadline = time.monotonic() + timeout_s
@@ -81,7 +86,7 @@ class ServerProcess:
     def stop(self) -> None:
         """Ends the whole process group: scheduler and detokenizer are its members."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
 
     def log(self) -> str:
