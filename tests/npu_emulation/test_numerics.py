@@ -67,6 +67,13 @@ def test_shapes_that_depend_on_values_are_the_cpu_s(numerics):
     assert torch.equal(torch.unique((on_device > 0).int()).cpu(), torch.tensor([0, 1]).int())
 
 
+def test_a_cast_to_float64_gives_float32_as_torch_npu_does(numerics):
+    whole = torch.tensor([2**32 - 1, 5])
+    cast = whole.to("npu").double()
+    assert cast.dtype == torch.float32
+    assert torch.equal(cast.cpu(), whole.float())
+
+
 def test_random_numbers_follow_the_seed_and_not_the_moment_they_are_waited_for(numerics):
     torch.manual_seed(5)
     first = torch.randn(8, device="npu")

@@ -101,6 +101,18 @@ def test_two_norms_of_three_parts_wait_for_their_turn():
     assert torch.equal(results[2].cpu(), x[:, None, 14:])
 
 
+def test_a_grammar_s_bits_leave_what_xgrammar_leaves(numerics):
+    import xgrammar
+
+    logits = torch.randn(3, 70)
+    bits = torch.randint(-(2**31), 2**31, (3, 3)).int()
+    on_device = logits.to("npu")
+    torch.ops.npu.apply_token_bitmask(on_device, bits.to("npu"))
+    xgrammar.apply_token_bitmask_inplace(logits, bits, backend="cpu")
+    assert 0 < logits.isinf().sum() < logits.numel()
+    assert torch.equal(on_device.cpu(), logits)
+
+
 ROWS, CHAINS = 4, 3  # three drafted tokens after the last accepted one
 LINKS = {
     "retrive_index": torch.arange(CHAINS * ROWS).view(CHAINS, ROWS),

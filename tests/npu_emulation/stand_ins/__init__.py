@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from npu_emulation.stand_ins import (
     allocation,
+    grammar,
     modules,
     norms,
     speculation,
@@ -24,6 +25,7 @@ STAND_INS = (
     *allocation.STAND_INS,
     *norms.STAND_INS,
     *speculation.STAND_INS,
+    *grammar.STAND_INS,
 )
 
 __all__ = ["STAND_INS", "install", "launched"]
