@@ -194,6 +194,13 @@ NPU_HOOKS = (
         patch="0022-mask-position-0-without-waiting.patch",
     ),
     Hook(
+        target="sglang.srt.layers.sampler.multinomial_with_seed",
+        replacement=request_seeds.draw_in_float32,
+        why="torch_npu casts to float32 for float64: a token whose hash rounds to 1 is drawn",
+        delete_when="the noise is computed so that float32 has it, where float64 is missing",
+        patch="0025-seeded-noise-without-float64.patch",
+    ),
+    Hook(
         target=f"{_GRAPH_SETUP}.capture_decode_graph",
         replacement=npu_scheduling.leave_capture_to_the_step,
         why="the target is captured with its step, and not a second time for a runner of its own",

@@ -22,6 +22,13 @@ def hash_on_any_device(
     return sampling.murmur_hash32(seed, positions, col_indices)
 
 
+def draw_in_float32(
+    logprobs: torch.Tensor, seed: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """For SGLang's ``multinomial_with_seed``: torch_npu casts to float32 for its float64."""
+    return sampling.race_by_seed(logprobs, seed, positions)[:, None]
+
+
 def seed_rows(
     info: SamplingBatchInfo, cls: type, batch: Any, vocab_size: int
 ) -> SamplingBatchInfo | None:

@@ -6,6 +6,7 @@ The oracle hashes and races in NumPy, without the code's filter or hash.
 import ast
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -75,7 +76,7 @@ def test_a_draw_is_won_by_the_token_that_the_hash_says(body, num_rows, vocab_siz
     assert differs.sum() <= (1 if body == "triton" else 0)
 
 
-def sglangs_seeded_draw():
+def sglangs_seeded_draw(torch=torch):
     """SGLang's function by its source, for `import sglang` takes long; the hash is ours."""
     (folder,) = find_spec("sglang").submodule_search_locations
     tree = ast.parse((Path(folder) / "srt/layers/sampler.py").read_text())
@@ -94,6 +95,27 @@ def test_a_draw_is_the_one_of_sglang_among_the_same_tokens():
     theirs = sglangs_seeded_draw()(probabilities.double().log(), seeds, positions)
     ours = sampling.draw_kept(logits, kept, seeds, positions)
     assert (ours != theirs[:, 0]).sum() <= 1  # their probability is rounded to fp32 first
+
+
+# Its hash is 88 below 2^32: in float32 it is 1.
+SEED, POSITION, TOKEN = 7, 3581, 3960
+
+
+def test_a_race_in_float32_is_won_by_the_token_that_wins_in_float64():
+    logprobs = torch.randn(2000, 50, generator=torch.Generator().manual_seed(3)) * 4
+    seeds, positions = torch.arange(2000), torch.arange(2000) * 3
+    theirs = sglangs_seeded_draw()(logprobs, seeds, positions)
+    assert torch.equal(sampling.race_by_seed(logprobs, seeds, positions), theirs[:, 0])
+
+
+def test_a_hash_that_rounds_to_1_does_not_win_in_float32():
+    logprobs = torch.zeros(1, 4096)
+    logprobs[0, TOKEN] = -12.0
+    place = torch.tensor([SEED]), torch.tensor([POSITION])
+    without_float64 = SimpleNamespace(**{**vars(torch), "float64": torch.float32})
+    assert sglangs_seeded_draw(without_float64)(logprobs, *place) == TOKEN
+    assert sampling.race_by_seed(logprobs, *place) == sglangs_seeded_draw()(logprobs, *place)
+    assert sampling.race_by_seed(logprobs, *place) != TOKEN
 
 
 def chi_square(drawn: torch.Tensor, probabilities: torch.Tensor) -> float:

@@ -329,3 +329,19 @@ def test_0024_and_our_hook_count_the_pages_that_begin(patched, starts, ends):
     fewer.merge_and_sort_free = lambda: asked.append(-1)
     assert patched("0024", "alloc_extend", torch=torch)(fewer, *lens) is None
     assert asked == [begun, -1]
+
+
+@pytest.mark.sglang
+def test_0025_draws_what_our_hook_draws_where_float64_is_missing(patched):
+    from sglang.srt.layers import sampler
+
+    from sglang_ascend.ops.sampling import murmur_hash32
+    from sglang_ascend.plugin.request_seeds import draw_in_float32
+
+    float32_only = SimpleNamespace(**{**vars(torch), "float64": torch.float32})
+    namespace = vars(sampler) | {"torch": float32_only, "murmur_hash32": murmur_hash32}
+    theirs = patched("0025", "multinomial_with_seed", **namespace)
+    arguments = torch.randn(500, 70).log_softmax(-1), torch.arange(500), torch.arange(500) * 3
+    found = theirs(*arguments)
+    assert torch.equal(found, draw_in_float32(*arguments))
+    assert found.unique().numel() > 60

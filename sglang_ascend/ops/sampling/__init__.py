@@ -21,6 +21,7 @@ filter_probs.register(numba_body(compiled.filter_probs, accepts=compiled.accepts
 filter_probs.register(triton_body(unsorted.filter_probs, compiled.accepts_filters))
 draw = Op("sampling.draw", reference.draw)
 race = Op("sampling.race", reference.race)
+race_by_seed = Op("sampling.race_by_seed", reference.race_by_seed)
 murmur_hash32 = Op("sampling.murmur_hash32", reference.murmur_hash32)
 top_k_top_p = Op("sampling.top_k_top_p", threshold.top_k_top_p)
 top_k_top_p.register(numba_body(compiled.top_k_top_p, accepts=compiled.accepts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 _MASK = 0xFFFFFFFF
+_HALF = 2**31
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -84,6 +85,32 @@ def race(weights: torch.Tensor) -> torch.Tensor:
         int64 [rows]; never a token of weight 0. Does not synchronise.
     """
     return (weights / torch.empty_like(weights).exponential_()).argmax(dim=-1)
+
+
+def race_by_seed(
+    logprobs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """The race of SGLang's ``multinomial_with_seed`` in float32, for a device without float64.
+
+    The largest of logprobs[i] - log(E_i), with E_i = -log(u_i) and u_i the MurmurHash3 of
+    (seed, position, i) over 2^32 - 1. Rounded to float32, one u in 2^25 is 1 and its token wins
+    whatever its logprob: above 1/2 the logarithm is taken of the distance from 1, which float32
+    has exactly enough. Tokens differ from those in float64 only where scores differ by rounding.
+
+    Args:
+        logprobs: float [rows, vocab_size], -inf where nothing is to be drawn.
+        seeds, positions: int [rows].
+
+    Returns:
+        int64 [rows]. Does not synchronise.
+    """
+    tokens = torch.arange(logprobs.shape[1], device=logprobs.device)
+    hashes = murmur_hash32(seeds, positions, tokens)
+    share, rest = hashes.float() / _MASK, (_MASK - hashes).float() / _MASK
+    noise = torch.where(hashes < _HALF, -share.log(), -torch.log1p(-rest))
+    # The largest hash would win whatever its logit: its noise is that of the next one.
+    noise = noise.clamp(min=2.0**-32, max=torch.finfo(torch.float32).max)
+    return (logprobs.float() - noise.log()).argmax(dim=-1)
 
 
 def murmur_hash32(
