@@ -173,6 +173,17 @@ def test_sampled_tokens_are_of_the_nucleus_and_not_all_the_likeliest(server, que
     assert any(oracle.greedy(*pair).wrong for pair in pairs)
 
 
+def test_seeds_and_a_grammar_hold_in_company(server, questions):
+    sampling = greedy(8) | {"temperature": 1.5, "sampling_seed": 7}
+    others = (
+        sampling | {"sampling_seed": 8},
+        greedy(8) | {"regex": "[a-c]{3}x", "ignore_eos": False},
+    )
+    replies = server.generate([questions[1]] * 4, [sampling, sampling, *others])
+    assert replies[0].tokens == replies[1].tokens != replies[2].tokens
+    assert re.fullmatch("[a-c]{3}x", replies[3].text)
+
+
 def test_a_prompt_past_the_context_is_refused_and_the_server_goes_on(server, questions, oracle):
     response = server.post("/generate", input_ids=[5] * (CONTEXT + 1), sampling_params=greedy(2))
     assert response.status_code == 400
