@@ -32,4 +32,6 @@ def toss(seeds: torch.Tensor | None, positions: torch.Tensor, decision: Decision
     if seeds is None:
         return torch.rand(len(positions), dtype=torch.float64, device=positions.device)
     column = torch.full((1,), int(decision), dtype=torch.int64, device=positions.device)
-    return sampling.murmur_hash32(seeds, positions, column)[:, 0].double() / 2**32
+    coins = sampling.murmur_hash32(seeds, positions, column)[:, 0].double() / 2**32
+    # torch_npu casts to float32 for float64: a coin next to 1 is 1 there.
+    return coins.clamp(max=1 - torch.finfo(coins.dtype).eps / 2)

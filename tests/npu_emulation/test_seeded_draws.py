@@ -10,6 +10,7 @@ import inspect
 import torch
 
 from sglang_ascend.ops import sampling
+from sglang_ascend.sampling.coins import Decision, toss
 
 # The hash of these is 88 below 2^32.
 SEED, POSITION, TOKEN = 7, 3581, 3960
@@ -37,3 +38,11 @@ def test_seeds_draw_what_they_draw_in_float64(numerics, monkeypatch):
     assert torch.equal(draw_in_float32(*on_device).cpu(), wanted)
     assert wanted[0] != TOKEN
     assert in_float64(*on_device)[0].item() == TOKEN
+
+
+def test_a_coin_is_below_1(numerics, monkeypatch):
+    hashed = torch.full((1, 1), 2**32 - 1).to("npu")
+    monkeypatch.setattr(sampling, "murmur_hash32", lambda *key: hashed)
+    zero = torch.zeros(1, dtype=torch.int64).to("npu")
+    assert toss(zero, zero, Decision.ACCEPT).item() < 1
+    assert (hashed.double() / 2**32).item() == 1

@@ -120,15 +120,15 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sglang_ascend.ops.sampling import triton_draw, triton_kernels
+from sglang_ascend.ops.sampling import triton_draw, triton_filters, triton_kernels
 
 pointers = dict(logits=sys.argv[1], top_ks="*i32", cuts="*i32", counts="*i32", candidates="*i32",
                 seeds="*i64", positions="*i64", part_tokens="*i64")
 sizes = dict(stride="i64", vocab_size="i32", num_groups="i32", num_tiles="i32",
              tiles_per_part="i32")
-constants = dict(JOINT=True, GROUP=64, TILE=64, CAPACITY=128, GROUPS=2048, TILES=32)
+constants = dict(BLOCK=4096, JOINT=True, GROUP=64, TILE=64, CAPACITY=128, GROUPS=2048, TILES=32)
 for kernel in (triton_kernels.stream, triton_kernels.bound, triton_kernels.refine,
-               triton_draw.draw):
+               triton_filters.weigh, triton_draw.draw):
     names = kernel.arg_names
     types = {name: "constexpr" if name in constants else
              {**pointers, **sizes}.get(name, "*fp32") for name in names}
@@ -147,9 +147,10 @@ def test_the_kernels_compile_as_well_as_they_interpret(logits, tmp_path):
     compiling = subprocess.run(
         [sys.executable, "-c", COMPILE, logits], env=environment, capture_output=True, text=True
     )
-    assert compiling.stdout.split("\n")[:4] == [
+    assert compiling.stdout.split("\n")[:5] == [
         "stream True",
         "bound True",
         "refine True",
+        "weigh True",
         "draw True",
     ], compiling.stderr

@@ -32,4 +32,32 @@ def stream() -> Launch:
     )
 
 
-LAUNCHES = {"stream fp32": stream}
+def weigh() -> Launch:
+    """Coarse logits, so that each row's threshold lies among equal ones: top-k cuts the many of the
+    first row within a block, and the few of the second; top-p those of the third."""
+    x = (logits() * 2).round() / 2
+    x[0, :5000] = 3.5
+    top_ks = torch.tensor([4200, 300, 1 << 30], dtype=torch.int32)
+    top_ps, min_ps = torch.tensor([1.0, 1.0, 0.7]), torch.tensor([0.0, 0.001, 0.0])
+    weights = (x.double() - x.amax(1, keepdim=True)).exp()
+    masses = weights.sum(1, keepdim=True)
+    ordered, tokens = weights.sort(dim=1, descending=True, stable=True)
+    kept = torch.arange(VOCAB_SIZE) < top_ks[:, None]
+    kept &= ordered.cumsum(1) - ordered <= top_ps[:, None] * masses
+    kept &= ordered >= min_ps[:, None]
+    shares = torch.where(kept, ordered, 0.0)
+    shares /= shares.sum(1, keepdim=True)
+    probs = torch.zeros_like(shares).scatter(1, tokens, shares)
+    thresholds = torch.where(probs > 0, x, torch.inf).amin(1)
+    rows = thresholds, x.amax(1), masses[:, 0].float(), top_ks, top_ps, min_ps
+    changes = (("arith.cmpf oge", "arith.cmpf ogt"), ("arith.subf", "arith.addf"))
+    return Launch(
+        (NUM_ROWS,),
+        (x, *rows, torch.full(x.shape, UNWRITTEN), VOCAB_SIZE, VOCAB_SIZE),
+        {7: probs},
+        changes,
+        1e-5,
+    )
+
+
+LAUNCHES = {"stream fp32": stream, "weigh fp32": weigh}

@@ -3,14 +3,7 @@
 from sglang_ascend.ops.compiled_on_cpu import numba_body
 from sglang_ascend.ops.dispatch import Implementation, Op
 from sglang_ascend.ops.launched_by_triton import triton_body
-from sglang_ascend.ops.sampling import (
-    compiled,
-    launched,
-    reference,
-    threshold,
-    unsorted,
-    vectorised,
-)
+from sglang_ascend.ops.sampling import compiled, launched, reference, threshold, vectorised
 
 greedy = Op("sampling.greedy", reference.greedy)
 greedy.register(
@@ -18,7 +11,7 @@ greedy.register(
 )
 filter_probs = Op("sampling.filter_probs", reference.filter_probs)
 filter_probs.register(numba_body(compiled.filter_probs, accepts=compiled.accepts_filters))
-filter_probs.register(triton_body(unsorted.filter_probs, compiled.accepts_filters))
+filter_probs.register(triton_body(launched.filter_probs, launched.accepts_filters))
 draw = Op("sampling.draw", reference.draw)
 race = Op("sampling.race", reference.race)
 race_by_seed = Op("sampling.race_by_seed", reference.race_by_seed)

@@ -61,14 +61,21 @@ def stream(logits: torch.Tensor, group_max: torch.Tensor) -> tuple[torch.Tensor,
 def top_k_top_p(
     logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, joint: bool = False
 ) -> Kept:
+    return cut(logits, top_ks, top_ps, joint)[0].checked_on_host()
+
+
+def cut(
+    logits: torch.Tensor, top_ks: torch.Tensor, top_ps: torch.Tensor, joint: bool
+) -> tuple[Kept, torch.Tensor]:
+    """What is kept, and the mass of each whole row, float32 [rows]."""
     from sglang_ascend.ops.sampling import triton_kernels
 
     (num_rows, vocab_size), device = logits.shape, logits.device
     num_groups = -(-vocab_size // GROUP_SIZE)
-    threshold, largest, mass = torch.empty(3, num_rows, device=device).unbind()
+    threshold, largest, mass, row_mass = torch.empty(4, num_rows, device=device).unbind()
     kept = Kept(threshold, largest, mass, torch.empty(num_rows, num_groups, device=device))
     if not num_rows:
-        return kept
+        return kept, row_mass
     tile_max, tile_mass = stream(logits, kept.group_max)
     num_tiles = tile_max.shape[1]
     cuts, counts = torch.empty(2, num_rows, dtype=torch.int32, device=device).unbind()
@@ -85,7 +92,7 @@ def top_k_top_p(
         tile_mass,
         top_ks,
         largest,
-        mass,
+        row_mass,
         cuts,
         counts,
         candidates,
@@ -101,18 +108,54 @@ def top_k_top_p(
         top_ks,
         top_ps.contiguous(),
         largest,
-        mass,
+        row_mass,
         cuts,
         counts,
         candidates,
         threshold,
+        mass,
         logits.stride(0),
         vocab_size,
         num_groups,
         **sizes() | {"JOINT": joint},
         **capacity,
     )
-    return kept.checked_on_host()
+    return kept, row_mass
+
+
+def accepts_filters(logits: torch.Tensor, *filters: torch.Tensor) -> bool:
+    return logits.dtype == torch.float32 and accepts_rows(logits)
+
+
+def filter_probs(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    top_ks: torch.Tensor,
+    top_ps: torch.Tensor,
+    min_ps: torch.Tensor,
+) -> torch.Tensor:
+    """``reference.filter_probs``; a row that nothing can be drawn from is 0 everywhere."""
+    from sglang_ascend.ops.sampling import triton_filters
+
+    logits = logits / temperatures
+    kept, row_mass = cut(logits, top_ks, top_ps, joint=True)
+    kept.checked_on_host()
+    probs = torch.empty_like(logits)
+    block: dict[str, Any] = {"BLOCK": TILE * GROUP_SIZE}
+    triton_filters.weigh[(len(logits),)](
+        logits,
+        kept.threshold,
+        kept.max,
+        row_mass,
+        top_ks.contiguous(),
+        top_ps.contiguous(),
+        min_ps.contiguous(),
+        probs,
+        logits.stride(0),
+        logits.shape[1],
+        **block,
+    )
+    return probs
 
 
 def draw_kept(

@@ -177,11 +177,12 @@ def refine(
     top_ks,
     top_ps,
     largest_logits,
-    masses,
+    row_masses,
     cuts,
     counts,
     candidates,
     thresholds,
+    masses,
     stride,
     vocab_size,
     num_groups,
@@ -190,11 +191,11 @@ def refine(
     TILE: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):
-    """Stage C, one program per row: its threshold, and the mass from there on in place of the
-    row's. From the candidate groups, loaded once, where they show it; by bisection if not."""
+    """Stage C, one program per row: its threshold, and the mass from there on. From the candidate
+    groups, loaded once, where they show it; by bisection if not."""
     row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
-    largest, row_mass = tl.load(largest_logits + row), tl.load(masses + row)
+    largest, row_mass = tl.load(largest_logits + row), tl.load(row_masses + row)
     cut, count = tl.load(cuts + row), tl.load(counts + row)
     logits += row * stride
     group_max += row * num_groups
