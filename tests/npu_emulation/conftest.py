@@ -64,6 +64,23 @@ def oracle(deepseek: Path) -> Oracle:
     return Oracle(deepseek)
 
 
+@pytest.fixture(scope="session")
+def guessable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `deepseek`, and some of its MTP layer's drafts are right."""
+    from npu_emulation import random_deepseek
+
+    folder = tmp_path_factory.mktemp("guessable")
+    random_deepseek.build(folder, token_weight=200.0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def exact(guessable: Path) -> Oracle:
+    from npu_emulation.greedy_oracle import Oracle
+
+    return Oracle(guessable)
+
+
 @pytest.fixture
 def numerics() -> Iterator[Numerics]:
     with Numerics() as mode:

@@ -6,12 +6,9 @@ Tokens are judged by greedy_oracle.py. Label of all this: "host path on emulated
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from transformers import AutoTokenizer
 
-from npu_emulation import random_deepseek
 from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import check_budget, decodes, served_by_mtp, tokens_per_step
 from npu_emulation.report import Report
@@ -64,30 +61,18 @@ QUESTIONS = ("What is 12 plus 30?", "Who are you?", "Is 7 larger than 3?")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("guessable")
-    random_deepseek.build(folder, token_weight=200.0)
-    return folder
+def replayed(guessable) -> Report:
+    return served_by_mtp(guessable, [*WAVES, SAMPLED], *GRAPH_OF_4, *CHUNKS_OF_A_PAGE)
 
 
 @pytest.fixture(scope="module")
-def exact(folder) -> Oracle:
-    return Oracle(folder)
+def eager(guessable) -> Report:
+    return served_by_mtp(guessable, WAVES, *EAGER, *CHUNKS_OF_A_PAGE)
 
 
 @pytest.fixture(scope="module")
-def replayed(folder) -> Report:
-    return served_by_mtp(folder, [*WAVES, SAMPLED], *GRAPH_OF_4, *CHUNKS_OF_A_PAGE)
-
-
-@pytest.fixture(scope="module")
-def eager(folder) -> Report:
-    return served_by_mtp(folder, WAVES, *EAGER, *CHUNKS_OF_A_PAGE)
-
-
-@pytest.fixture(scope="module")
-def plain(folder) -> Report:
-    return served(folder, [WAVES[0], SAMPLED], GRAPH_OF_4, FUSED_ATTENTION)
+def plain(guessable) -> Report:
+    return served(guessable, [WAVES[0], SAMPLED], GRAPH_OF_4, FUSED_ATTENTION)
 
 
 def test_our_worker_and_backend_serve_a_deepseek_and_its_mtp_layer(replayed):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from npu_emulation import random_deepseek
 from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget, decodes, tokens_per_step
 from npu_emulation.report import Report
@@ -33,18 +32,6 @@ WAVES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("guessable")
-    random_deepseek.build(folder, token_weight=200.0)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def exact(folder) -> Oracle:
-    return Oracle(folder)
-
-
 def served_by_two(folder: Path, waves: list[Any], *flags: str, **kwargs: Any) -> Report:
     report = served(folder, waves, ("--tp-size", "2", *flags), **kwargs)
     (other,) = report.other_ranks
@@ -58,13 +45,13 @@ def served_by_mtp(folder: Path, waves: list[Any], *flags: str, **kwargs: Any) ->
 
 
 @pytest.fixture(scope="module")
-def plain(folder) -> Report:
-    return served_by_two(folder, WAVES, *GRAPH_OF_2, environ=FUSED_ATTENTION)
+def plain(guessable) -> Report:
+    return served_by_two(guessable, WAVES, *GRAPH_OF_2, environ=FUSED_ATTENTION)
 
 
 @pytest.fixture(scope="module")
-def mtp(folder) -> Report:
-    return served_by_mtp(folder, WAVES, *GRAPH_OF_2)
+def mtp(guessable) -> Report:
+    return served_by_mtp(guessable, WAVES, *GRAPH_OF_2)
 
 
 def of_both(report: Report) -> list[Report]:
@@ -124,14 +111,14 @@ def test_no_rank_s_step_waits_for_more_than_its_results(mtp, plain):
 
 
 @pytest.mark.slow
-def test_pages_chunks_and_a_cached_prefix_have_transformers_tokens_too(folder, exact):
+def test_pages_chunks_and_a_cached_prefix_have_transformers_tokens_too(guessable, exact):
     """One prompt in two chunks, one that begins its next page with a verified row, and the first
     again with more behind it."""
     prompts = [prompt(200, 3), prompt(126, 5)]
     extended = [*prompts[0], 77, 78, 79]
     waves = [requests(prompts, max_new_tokens=8), requests([extended], max_new_tokens=4)]
     chunks = ("--chunked-prefill-size", str(PAGE))
-    for report in of_both(served_by_mtp(folder, waves, *GRAPH_OF_2, *chunks)):
+    for report in of_both(served_by_mtp(guessable, waves, *GRAPH_OF_2, *chunks)):
         exact.check_greedy([*prompts, extended], report.tokens)
         assert report.cached_tokens == [0, 0, PAGE]
 
@@ -150,17 +137,17 @@ def test_nano_deepseek_keeps_its_drafts_and_has_transformers_tokens():
     assert tokens_per_step(report) > 1.5
 
 
-def test_without_its_all_reduces_tokens_are_wrong(folder, exact):
+def test_without_its_all_reduces_tokens_are_wrong(guessable, exact):
     waves = [requests(PROMPTS, max_new_tokens=4)]
     program = ("npu_emulation.mutated_ranks", "no_all_reduce")
-    report = served_by_two(folder, waves, *EAGER, environ=FUSED_ATTENTION, program=program)
+    report = served_by_two(guessable, waves, *EAGER, environ=FUSED_ATTENTION, program=program)
     judged = [exact.greedy(*pair) for pair in zip(PROMPTS, report.tokens, strict=True)]
     assert all(judgement.wrong for judgement in judged), judged
 
 
-def test_ranks_that_keep_their_own_draws_differ(folder):
+def test_ranks_that_keep_their_own_draws_differ(guessable):
     waves = [requests(PROMPTS[:1], max_new_tokens=6, temperature=TEMPERATURE, top_p=TOP_P)]
     program = ("npu_emulation.mutated_ranks", "own_draws")
-    report = served_by_mtp(folder, waves, *EAGER, program=program)
+    report = served_by_mtp(guessable, waves, *EAGER, program=program)
     ours, others = (each.tokens for each in of_both(report))
     assert ours != others

@@ -39,15 +39,16 @@ def group_maxima(bits, group_size, maxima):
 
 
 @numba.njit(cache=True)
-def collect(row, group_max, group_size, cut, values):
-    """Copies the logits >= cut to the front of ``values``; reads only groups that have one."""
+def collect(row, group_max, group_size, cut, values, tokens):
+    """Copies the logits >= cut to the front of ``values`` and says which they are; reads only
+    groups that have one."""
     count = 0
     for group in range(len(group_max)):
         if group_max[group] >= cut:
             start = group * group_size
             for i in range(start, min(len(row), start + group_size)):
                 if row[i] >= cut:
-                    values[count] = row[i]
+                    values[count], tokens[count] = row[i], i
                     count += 1
     return count
 
@@ -137,11 +138,17 @@ def kth_largest(values, weights, k):
 
 
 @numba.njit(cache=True)
-def filter_row(row, top_k, top_p, joint, group_size, group_max, values, weights):
+def scratch_of(vocab_size):
+    size = -(-vocab_size // EXP_BLOCK) * EXP_BLOCK
+    return np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.int32)
+
+
+@numba.njit(cache=True)
+def filter_row(row, top_k, top_p, joint, group_size, group_max, values, weights, tokens):
     """(threshold, largest, mass) of one row, NaN for threshold and mass if it is invalid.
 
     joint: whether top_p is a share of the whole row.
-    values, weights: float32, scratch of whole blocks, at least a row.
+    values, weights, tokens: float32 and int32, scratch of whole blocks, at least a row.
     """
     lowest, highest = group_maxima(row.view(np.int32), group_size, group_max.view(np.int32))
     largest = group_max.max()
@@ -154,10 +161,10 @@ def filter_row(row, top_k, top_p, joint, group_size, group_max, values, weights)
         # That many groups have a logit from here on, so the k-th largest logit is no smaller.
         values[:num_groups] = group_max
         threshold = max(kth_largest(values[:num_groups], weights, top_k), LOWEST)
-    count = collect(row, group_max, group_size, threshold, values)
+    count = collect(row, group_max, group_size, threshold, values, tokens)
     if top_k < count:
         threshold = kth_largest(values[:count], weights, top_k)
-        count = collect(row, group_max, group_size, threshold, values)
+        count = collect(row, group_max, group_size, threshold, values, tokens)
     mass = mass_of(values[:count], largest, values, weights)
     wanted = max(top_p * max(mass, shared), np.finfo(np.float32).tiny)
     if top_p < 1 and wanted <= mass:
@@ -167,33 +174,24 @@ def filter_row(row, top_k, top_p, joint, group_size, group_max, values, weights)
 
 @numba.njit(cache=True, nogil=True)
 def filter_rows(logits, top_ks, top_ps, joint, group_size, thresholds, maxima, masses, group_max):
-    size = -(-logits.shape[1] // EXP_BLOCK) * EXP_BLOCK
-    values, weights = np.empty(size, np.float32), np.empty(size, np.float32)
+    scratch = scratch_of(logits.shape[1])
     for i in range(len(logits)):
-        top_k, maxima_of_row = max(top_ks[i], 1), group_max[i]
         thresholds[i], maxima[i], masses[i] = filter_row(
-            logits[i], top_k, top_ps[i], joint, group_size, maxima_of_row, values, weights
+            logits[i], max(top_ks[i], 1), top_ps[i], joint, group_size, group_max[i], *scratch
         )
 
 
 @numba.njit(cache=True)
-def weigh_row(row, threshold, largest, top_k, top_p, min_p, group_size, group_max, scratch, probs):
+def weigh_row(row, cut, largest, top_k, top_p, min_p, group_size, group_max, scratch, probs):
     """probs: a row of zeros, in which the tokens that the joint filters keep get their shares.
 
     Of the tokens equal to the smallest one above the threshold as many stay as top_k has room for,
     and as have no more than top_p of the mass before them: at least one.
-    scratch: float32 [3, whole blocks of at least a row], the last of which holds token ids.
+    cut: the threshold. scratch: values, weights and tokens as in ``filter_row``.
     """
-    values, weights, tokens = scratch[0], scratch[1], scratch[2].view(np.int32)
+    values, weights, tokens = scratch
     left = top_p * mass_of(row, largest, values, weights) if top_p < 1 else np.inf
-    count = 0
-    for group in range(len(group_max)):
-        if group_max[group] >= threshold:
-            start = group * group_size
-            for i in range(start, min(len(row), start + group_size)):
-                if row[i] >= threshold:
-                    values[count], tokens[count] = row[i], i
-                    count += 1
+    count = collect(row, group_max, group_size, cut, values, tokens)
     lowest = values[:count].min()
     mass_of(values[:count], largest, values, weights)
     room = top_k
@@ -217,13 +215,11 @@ def weigh_row(row, threshold, largest, top_k, top_p, min_p, group_size, group_ma
 
 @numba.njit(cache=True, nogil=True)
 def weigh_rows(logits, thresholds, maxima, top_ks, top_ps, min_ps, group_size, group_max, probs):
-    scratch = np.empty((3, -(-logits.shape[1] // EXP_BLOCK) * EXP_BLOCK), np.float32)
+    scratch = scratch_of(logits.shape[1])
     for i in range(len(logits)):
         threshold, largest = max(thresholds[i], LOWEST), maxima[i]
-        filters = top_ks[i], top_ps[i], min_ps[i]
-        weigh_row(
-            logits[i], threshold, largest, *filters, group_size, group_max[i], scratch, probs[i]
-        )
+        filters, groups = (top_ks[i], top_ps[i], min_ps[i]), (group_size, group_max[i])
+        weigh_row(logits[i], threshold, largest, *filters, *groups, scratch, probs[i])
 
 
 @numba.njit(cache=True, inline="always")
