@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from sglang_ascend.verify.synchronisation import check_synchronisation
 
 # They are plain modules that the tests of this repository import; the wheel does not have them.
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "ops"))
+from joint_filters import filter_differences, rows_to_filter
 from kept_tokens import differences, random_rows, tokens_kept
 from paged_batch import Batch, agrees, uniform_batch
 
@@ -95,6 +97,11 @@ def kept_on(device: str, logits: torch.Tensor, top_ks: torch.Tensor, top_ps: tor
     return tokens_kept(logits, on_host(sampling.top_k_top_p.implementation(BODY)(*arguments)))
 
 
+def filtered_on(device: str, *arguments: torch.Tensor) -> torch.Tensor:
+    on_device = (tensor.to(device) for tensor in arguments)
+    return sampling.filter_probs.implementation(BODY)(*on_device).cpu()
+
+
 def on_host(kept: Kept) -> Kept:
     return replace(kept, **{name: tensor.cpu() for name, tensor in vars(kept).items()})
 
@@ -106,6 +113,10 @@ def filter_checks(device: str, sizes: Sizes) -> Iterator[Check]:
         wrong, excused = differences(lambda *arguments: kept_on(device, *arguments), *rows)
         measured = {"rows": num_rows, "wrong": wrong, "at the boundary": excused}
         yield Check(f"top_k_top_p, {vocab_size} logits", wrong == 0, measured)
+        rows = rows_to_filter(num_rows, vocab_size, seed=vocab_size)
+        wrong, excused = filter_differences(partial(filtered_on, device), *rows)
+        measured = {"rows": num_rows, "wrong": wrong, "at the boundary": excused}
+        yield Check(f"filter_probs, {vocab_size} logits", wrong == 0, measured)
 
 
 def draw_check(device: str, sizes: Sizes) -> Check:

@@ -120,10 +120,15 @@ def pages() -> torch.Tensor:
 
 
 def paged_mla(dtype: torch.dtype) -> Arguments:
-    query = torch.randn(len(KV_LENS) * QUERY_LEN, 16, 576).to(dtype)
-    cache = torch.randn(NUM_PAGES * PAGE_SIZE, 1, 576).to(dtype)
+    """In two parts each, as SGLang's model makes the query and its pool on NPU keeps the keys."""
+    query, query_rope, cache, rope_cache = (
+        torch.randn(num_rows, num_heads, width).to(dtype)
+        for num_rows, num_heads in ((len(KV_LENS) * QUERY_LEN, 16), (NUM_PAGES * PAGE_SIZE, 1))
+        for width in (512, 64)
+    )
     sizes = {"query_len": QUERY_LEN, "page_size": PAGE_SIZE, "kv_lora_rank": 512}
-    return (query, cache, pages(), KV_LENS.clone()), {**sizes, "scale": 576**-0.5}
+    parts = {"query_rope": query_rope, "rope_cache": rope_cache}
+    return (query, cache, pages(), KV_LENS.clone()), {**sizes, **parts, "scale": 576**-0.5}
 
 
 def paged_gqa(dtype: torch.dtype) -> Arguments:
@@ -196,6 +201,13 @@ def top_k_top_p(dtype: torch.dtype) -> Arguments:
     return (logits.to(dtype), top_ks, top_ps), {}
 
 
+def filter_probs(dtype: torch.dtype) -> Arguments:
+    (logits, top_ks, top_ps), _ = top_k_top_p(dtype)
+    temperatures = torch.tensor([0.7, 1.0]).repeat(ROWS // 2)[:, None]
+    min_ps = torch.tensor([0.0, 0.05]).repeat_interleave(ROWS // 2)
+    return (logits, temperatures, top_ks, top_ps, min_ps), {}
+
+
 def kept_tokens(kept: Any, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     """Which tokens, their mass and the largest: a threshold need not be a logit of its row."""
     logits = args[0].float()
@@ -224,5 +236,6 @@ CALLS = {
     "norm.rms_norm": OperatorCall(norm),
     "rotary.rotate_halves": OperatorCall(rotate),
     "rotary.rotate_pairs": OperatorCall(rotate),
+    "sampling.filter_probs": OperatorCall(filter_probs, (FP32,)),
     "sampling.top_k_top_p": OperatorCall(top_k_top_p, compared=kept_tokens),
 }

@@ -40,7 +40,7 @@ class BoundCall:
     def prepare(self, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         call = CALLS[self.op.name]
         args, kwargs = arguments_of(call, self.dtype)
-        return call.placed(to(device, args)), kwargs
+        return call.placed(to(device, args)), to(device, kwargs)
 
     def declined(self) -> str:
         """Why the reference serves this call here; empty where a body does."""
@@ -109,8 +109,8 @@ def check_call(call: BoundCall) -> Check:
             found = call.body(*args, **kwargs)
     except Exception as error:
         return Check(call.name, False, note=sentence_of(error))
-    reference_args, _ = call.prepare("cpu")
-    expected = call.op.implementation(REFERENCE)(*reference_args, **kwargs)
+    reference_args, reference_kwargs = call.prepare("cpu")
+    expected = call.op.implementation(REFERENCE)(*reference_args, **reference_kwargs)
     # Of most operators the arguments too: what was written in place counts as well.
     case = CALLS[call.op.name]
     mine = tensors_of(case.compared(found, args))

@@ -8,56 +8,13 @@ top_p, or a probability within 1e-6 of min_p's share, as rounding decides there;
 import numpy as np
 import pytest
 import torch
-from kept_tokens import random_rows
+from joint_filters import filter_differences, rows_to_filter
 
 from sglang_ascend.ops import sampling
 
 pytestmark = pytest.mark.usefixtures("triton_interpreter")
 
 VOCAB_SIZE = 49152  # SmolLM2's
-ROUNDING = 1e-6
-
-
-def filtered(logits, temperatures, top_ks, top_ps, min_ps):
-    """(float64 probabilities, bool [rows]: rounding may decide otherwise)."""
-    scaled = (logits / temperatures).double().numpy()
-    weights = np.exp(scaled - scaled.max(axis=1, keepdims=True))
-    probs = weights / weights.sum(axis=1, keepdims=True)
-    order = np.argsort(-scaled, axis=1, kind="stable")  # the lower id first
-    ordered = np.take_along_axis(probs, order, axis=1)
-    before = ordered.cumsum(axis=1) - ordered
-    top_p, floor = top_ps.double().numpy()[:, None], min_ps.double().numpy()[:, None]
-    kept = np.arange(probs.shape[1]) < top_ks.numpy()[:, None]
-    kept &= (before <= top_p) | (top_p >= 1)
-    kept &= ordered >= floor * ordered[:, :1]
-    near = (np.abs(before - top_p) < ROUNDING) & (top_p < 1)
-    near |= (np.abs(ordered / ordered[:, :1] - floor) < ROUNDING) & (floor > 0) & (floor < 1)
-    near &= np.arange(probs.shape[1]) < top_ks.numpy()[:, None]
-    ordered = np.where(kept, ordered, 0.0)
-    expected = np.zeros_like(probs)
-    np.put_along_axis(expected, order, ordered / ordered.sum(axis=1, keepdims=True), axis=1)
-    return expected, near.any(axis=1)
-
-
-def rows_of(num_rows: int, vocab_size: int, seed: int) -> tuple[torch.Tensor, ...]:
-    logits, top_ks, top_ps = random_rows(num_rows, vocab_size, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-
-    def one_of(choices: list[float]) -> torch.Tensor:
-        return torch.tensor(choices)[torch.randint(len(choices), (num_rows,), generator=generator)]
-
-    return logits, one_of([0.25, 0.7, 1.0, 2.0])[:, None], top_ks, top_ps, one_of([0, 0.053, 1.0])
-
-
-def differences(rule, *rows: torch.Tensor) -> tuple[int, int]:
-    """(rows that differ from the oracle for no reason, rows that differ by rounding)."""
-    expected, near = filtered(*rows)
-    found = rule(*rows).double().numpy()
-    differs = ((found > 0) != (expected > 0)).any(axis=1)
-    differs |= ~np.isclose(found, expected, rtol=1e-4, atol=1e-9).all(axis=1)
-    return int((differs & ~near).sum()), int((differs & near).sum())
-
-
 GRIDS = {
     "numba": [(500, 1), (2000, 3), (5000, 40), (2000, 65), (500, 4500), (40, VOCAB_SIZE)],
     "triton": [(3, 1), (12, 40), (10, 65), (3, 1000)],
@@ -67,7 +24,7 @@ GRIDS = {
 @pytest.mark.parametrize("body", GRIDS)
 def test_the_tokens_that_sorting_keeps_are_kept_and_no_others(body):
     rule = sampling.filter_probs.implementation(body)
-    found = [differences(rule, *rows_of(*size, seed=size[1])) for size in GRIDS[body]]
+    found = [filter_differences(rule, *rows_to_filter(*size, seed=size[1])) for size in GRIDS[body]]
     wrong, excused = np.sum(found, axis=0)
     assert wrong == 0
     assert excused <= 0.02 * sum(num_rows for num_rows, _ in GRIDS[body])
@@ -125,5 +82,5 @@ def without_min_p(logits, temperatures, top_ks, top_ps, min_ps):
 
 @pytest.mark.parametrize("rule", [every_equal, one_after_the_other, without_min_p])
 def test_a_broken_rule_is_caught(rule):
-    wrong, _ = differences(rule, *rows_of(1000, 40, seed=6))
+    wrong, _ = filter_differences(rule, *rows_to_filter(1000, 40, seed=6))
     assert wrong > 20

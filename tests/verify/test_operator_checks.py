@@ -20,7 +20,13 @@ from sglang_ascend.verify.operators import BoundCall, check_call, check_operator
 
 load_operators()
 FP32 = torch.float32
-ON_CPU = ("attention.paged_gqa", "chain.prepare_step", "chain.verify_chain", "sampling.top_k_top_p")
+ON_CPU = (
+    "attention.paged_gqa",
+    "chain.prepare_step",
+    "chain.verify_chain",
+    "sampling.filter_probs",
+    "sampling.top_k_top_p",
+)
 
 
 def quiet(what: str, total: int) -> None:
