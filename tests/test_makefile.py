@@ -189,13 +189,16 @@ def test_make_serve_stops_where_the_model_is_unknown(tree):
     assert "launch_server" not in process.stdout
 
 
-@pytest.mark.parametrize("status", [0, 3])
-def test_continuous_integration_reports_failure_and_leaves_no_process(tmp_path, status):
+@pytest.mark.parametrize("failing", ["nothing", "test", "test-npu-emulated"])
+def test_continuous_integration_reports_failure_and_leaves_no_process(tmp_path, failing):
     (tmp_path / ".ci").mkdir()
     script = shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
-    recipe = f"@sleep 300 & echo $$! >left; exit {status}"
-    (tmp_path / "Makefile").write_text(f"test:\n\t{recipe}\n")
+    recipe = f'@sleep 300 & echo $$! >>left; [ "$@" != {failing} ]'
+    (tmp_path / "Makefile").write_text(f"test test-npu-emulated:\n\t{recipe}\n")
     process = subprocess.run(["bash", script], stdin=subprocess.DEVNULL, timeout=60)
-    assert (process.returncode != 0) == (status != 0)
-    left = Path("/proc", (tmp_path / "left").read_text().strip(), "cmdline")
-    assert not left.exists() or left.read_bytes() == b""  # ended, or a zombie
+    assert (process.returncode != 0) == (failing != "nothing")
+    left = (tmp_path / "left").read_text().split()
+    assert len(left) == (1 if failing == "test" else 2)
+    for number in left:
+        command = Path("/proc", number, "cmdline")
+        assert not command.exists() or command.read_bytes() == b""  # ended, or a zombie
