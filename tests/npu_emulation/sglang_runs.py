@@ -31,6 +31,16 @@ def prompt(length: int, seed: int, vocabulary: int = 4096) -> list[int]:
     return [(7 * seed + 3 * i * (seed + 1)) % (vocabulary - 8) + 5 for i in range(length)]
 
 
+def chat_prompts(folder: Path, questions: Sequence[str]) -> list[list[int]]:
+    """Each question as the first turn of a chat with the model."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    turns = [[{"role": "user", "content": question}] for question in questions]
+    texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+
+
 def requests(prompts: Sequence[list[int]], **sampling_params: Any) -> Wave:
     sampling = GREEDY | sampling_params
     return [{"input_ids": tokens, "sampling_params": sampling} for tokens in prompts]

@@ -23,7 +23,7 @@ from step_trace import check_step, events_of, steps_of
 from transformers import AutoTokenizer
 
 from npu_emulation.greedy_oracle import Oracle
-from npu_emulation.sglang_runs import prompt
+from npu_emulation.sglang_runs import chat_prompts, prompt
 from sglang_ascend.env import TRACE
 from sglang_ascend.models.catalog import model_path
 
@@ -74,10 +74,7 @@ def server(
 
 @pytest.fixture(scope="module")
 def questions(nano: Path) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(nano)
-    turns = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return chat_prompts(nano, QUESTIONS)
 
 
 @pytest.fixture(scope="module")

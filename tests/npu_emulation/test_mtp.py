@@ -7,12 +7,11 @@ Tokens are judged by greedy_oracle.py. Label of all this: "host path on emulated
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer
 
 from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import check_budget, decodes, served_by_mtp, tokens_per_step
 from npu_emulation.report import Report
-from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, prompt, requests, served
+from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, chat_prompts, prompt, requests, served
 from sglang_ascend.models.catalog import model_path
 
 PAGE = 128
@@ -130,10 +129,7 @@ def test_sampled_tokens_are_of_the_nucleus_and_not_all_the_likeliest(replayed, e
 
 def test_nano_deepseek_keeps_its_drafts_and_has_transformers_tokens():
     nano = model_path("nano-deepseek")
-    tokenizer = AutoTokenizer.from_pretrained(nano)
-    turns = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    prompts = chat_prompts(nano, QUESTIONS)
     report = served_by_mtp(nano, [requests(prompts, max_new_tokens=16)], *GRAPH_OF_4)
     assert report.names.items() >= DEEPSEEK.items()
     Oracle(nano).check_greedy(prompts, report.tokens)

@@ -6,11 +6,10 @@ Without ASCEND_USE_FIA prompts and decode go through ATB's attention.
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer
 
 from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import served_by_mtp
-from npu_emulation.sglang_runs import FUSED_ATTENTION, requests, served
+from npu_emulation.sglang_runs import FUSED_ATTENTION, chat_prompts, requests, served
 from sglang_ascend.models.catalog import model_path
 
 QUESTIONS = (
@@ -27,10 +26,7 @@ def smollm2():
 
 @pytest.fixture(scope="module")
 def prompts(smollm2) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(smollm2)
-    turns = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    return [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    return chat_prompts(smollm2, QUESTIONS)
 
 
 @pytest.mark.parametrize(

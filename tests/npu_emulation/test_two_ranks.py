@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget, decodes, tokens_per_step
 from npu_emulation.report import Report
-from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, prompt, requests, served
+from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, chat_prompts, prompt, requests, served
 from sglang_ascend.models.catalog import model_path
 
 # The first token is SGLang's own draw, on which its ranks agree by their seeds, or by this switch.
@@ -126,10 +125,7 @@ def test_pages_chunks_and_a_cached_prefix_have_transformers_tokens_too(guessable
 @pytest.mark.slow
 def test_nano_deepseek_keeps_its_drafts_and_has_transformers_tokens():
     nano = model_path("nano-deepseek")
-    tokenizer = AutoTokenizer.from_pretrained(nano)
-    turns = [[{"role": "user", "content": question}] for question in QUESTIONS]
-    texts = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    prompts = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+    prompts = chat_prompts(nano, QUESTIONS)
     report = served_by_mtp(nano, [requests(prompts, max_new_tokens=16)], *GRAPH_OF_2)
     oracle = Oracle(nano)
     for each in of_both(report):
