@@ -109,14 +109,15 @@ def on_host(kept: Kept) -> Kept:
 def filter_checks(device: str, sizes: Sizes) -> Iterator[Check]:
     """Equal to a float64 sort but where the sum itself lies on the boundary."""
     for vocab_size, num_rows in sizes.filtered:
-        rows = random_rows(num_rows, vocab_size, seed=vocab_size)
-        wrong, excused = differences(lambda *arguments: kept_on(device, *arguments), *rows)
-        measured = {"rows": num_rows, "wrong": wrong, "at the boundary": excused}
-        yield Check(f"top_k_top_p, {vocab_size} logits", wrong == 0, measured)
-        rows = rows_to_filter(num_rows, vocab_size, seed=vocab_size)
-        wrong, excused = filter_differences(partial(filtered_on, device), *rows)
-        measured = {"rows": num_rows, "wrong": wrong, "at the boundary": excused}
-        yield Check(f"filter_probs, {vocab_size} logits", wrong == 0, measured)
+        size = num_rows, vocab_size
+        kept, filtered = random_rows(*size, vocab_size), rows_to_filter(*size, vocab_size)
+        found = {
+            "top_k_top_p": differences(partial(kept_on, device), *kept),
+            "filter_probs": filter_differences(partial(filtered_on, device), *filtered),
+        }
+        for name, (wrong, excused) in found.items():
+            measured = {"rows": num_rows, "wrong": wrong, "at the boundary": excused}
+            yield Check(f"{name}, {vocab_size} logits", wrong == 0, measured)
 
 
 def draw_check(device: str, sizes: Sizes) -> Check:
