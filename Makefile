@@ -12,7 +12,7 @@ PORT ?= 30000
 ARGS ?=
 
 BIN := $(VENV)/bin
-CODE := sglang_ascend tests benchmarks examples
+CODE := sglang_ascend tests benchmarks examples recipes
 # Two workers: one has every test that shares servers, the other the rest. ARGS="-n 0 -s" runs without.
 PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
@@ -76,10 +76,14 @@ style: venv-dev ## Fix what lint and format can fix
 doctor: venv ## Print versions, platform, hooks and ops, and say what is off
 	@$(BIN)/sglang-ascend doctor $(ARGS)
 
+.PHONY: check-upstream
+check-upstream: venv ## Say what of SGLang, release VERSION, has changed under this plugin (FROM=another one)
+	@$(BIN)/python -m sglang_ascend.plugin.hooks.upstream $(VERSION) $(if $(FROM),--from $(FROM)) $(ARGS)
+
 .PHONY: clean
 clean: ## Remove the virtual environment and every build output
 	rm -rf $(VENV) $(NPU_VENV) $(TRITON_ASCEND_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
-	find sglang_ascend tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The script decides by content what is out of date; asking it costs a twentieth of a second.
 .PHONY: venv venv-dev

@@ -17,7 +17,8 @@ from rich.progress import track
 from rich.table import Table
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 
-from benchmarks.machine import describe_machine
+from benchmarks import command
+from benchmarks.machine import describe_machine, taken_on
 from benchmarks.ratios import median_interval
 from sglang_ascend.attention.metadata import (
     StepMetadata,
@@ -231,11 +232,11 @@ def main(
 ) -> None:
     """Measure one attention layer of decode and verify: ours beside SGLang's torch_native.
 
-    JSON: {machine, clock, rounds, cases}; each case has shape, phase, batch, lengths, dtype,
-    threads; ours_us and native_us (median microseconds per layer, ours including metadata_us, its
-    share of the step's metadata over 30 layers); ratio (median of native / ours over pairs),
-    ratio_low and ratio_high (95 % bootstrap interval), bar (the ratio asked for, or null) and
-    max_difference (largest difference of the two outputs).
+    JSON: `machine`, `commit`, `clock`, `rounds`, `cases`; each case has `shape`, `phase`, `batch`,
+    `lengths`, `dtype`, `threads`; `ours_us` and `native_us` (median microseconds per layer, ours
+    including `metadata_us`, its share of the step's metadata over 30 layers); `ratio` (median of
+    native / ours over pairs), `ratio_low` and `ratio_high` (95 % bootstrap interval), `bar` (the
+    ratio asked for, or null) and `max_difference` (largest difference of the two outputs).
     """
     if clock not in CLOCKS:
         raise typer.BadParameter(f"--clock {clock} is unknown: choose wall or cpu.")
@@ -252,11 +253,11 @@ def main(
         measure(case, rounds, CLOCKS[clock]) for case in track(cases, "attention", console=console)
     ]
     if as_json:
-        report = {"machine": describe_machine(), "clock": clock, "rounds": rounds, "cases": results}
+        report = {**taken_on(), "clock": clock, "rounds": rounds, "cases": results}
         print(json.dumps(report, indent=1))
         return
     print_table(results, f"one attention layer, {clock} time, {describe_machine()}")
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command.run(main, smoke='--rounds 1 --batch 1 --only "fp32 ragged"')

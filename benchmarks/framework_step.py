@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.machine import describe_machine
+from benchmarks import command
+from benchmarks.machine import taken_on
 from benchmarks.ratios import median_interval
 from benchmarks.server import ServerProcess
 from sglang_ascend.models.catalog import model_path
@@ -117,10 +118,17 @@ def main(
     steps: Annotated[int, typer.Option(help="Decode steps per round.")] = 100,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Measure the framework's milliseconds per decode step, without the models."""
+    """Measure the framework's milliseconds per decode step, without the models.
+
+    JSON: `machine`, `commit`, `model`, `num_steps` and, for each batch size, `batch_N` with
+    `plain_ms`, `eagle_ms` and `mtp_ms` (medians over rounds of a round's median step);
+    `mtp_over_plain` and `excess_ratio` (EAGLE's milliseconds above plain over MTP's, medians of the
+    rounds' ratios), each with its 95 % bootstrap `mtp_over_plain_interval` and
+    `excess_ratio_interval`; `all`, every round.
+    """
     batches = batches or [1, 8, 32, 128]
     folder = Path(model) if Path(model).is_dir() else model_path(model)
-    report: dict = {"machine": describe_machine(), "model": model, "num_steps": num_steps}
+    report: dict = {**taken_on(), "model": model, "num_steps": num_steps}
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         servers = {
             name: stack.enter_context(stubbed_server(name, folder, num_steps, Path(scratch)))
@@ -146,4 +154,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command.run(main, smoke="--batch 2 --rounds 1 --steps 5")

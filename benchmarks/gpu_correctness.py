@@ -15,8 +15,8 @@ import torch
 from sglang_ascend.ops import attention, sampling
 from sglang_ascend.ops.sampling.threshold import Kept
 from sglang_ascend.verify.checks import Check, sentence_of
-from sglang_ascend.verify.operators import check_operators
-from sglang_ascend.verify.synchronisation import check_synchronisation
+from sglang_ascend.verify.operators.against_reference import check_operators
+from sglang_ascend.verify.operators.synchronisation import check_synchronisation
 
 # They are plain modules that the tests of this repository import; the wheel does not have them.
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "ops"))
@@ -39,7 +39,6 @@ class Sizes:
     mla_widths: tuple[int, int] = (512, 64)
     # Vocabulary and rows.
     filtered: Sequence[tuple[int, int]] = ((64, 20000), (1000, 4000), (32768, 200), (129280, 64))
-    drawn: tuple[int, int] = (4096, 2000)
 
 
 def attend(batch: Batch, device: str, is_mla: bool) -> torch.Tensor:
@@ -120,23 +119,6 @@ def filter_checks(device: str, sizes: Sizes) -> Iterator[Check]:
             yield Check(f"{name}, {vocab_size} logits", wrong == 0, measured)
 
 
-def draw_check(device: str, sizes: Sizes) -> Check:
-    """The tokens that the definition draws; a score of float32 may tie once in many thousands."""
-    vocab_size, num_rows = sizes.drawn
-    logits, top_ks, top_ps = random_rows(num_rows, vocab_size, seed=1)
-    generator = torch.Generator().manual_seed(2)
-    seeds = torch.randint(2**62, (num_rows,), generator=generator)
-    expected_kept = sampling.top_k_top_p.implementation("reference")(logits, top_ks, top_ps)
-    expected = sampling.draw_kept.implementation("reference")(logits, expected_kept, seeds, seeds)
-    kept = replace(
-        expected_kept, **{name: value.to(device) for name, value in vars(expected_kept).items()}
-    )
-    arguments = (tensor.to(device) for tensor in (seeds, seeds))
-    drawn = sampling.draw_kept.implementation(BODY)(logits.to(device), kept, *arguments).cpu()
-    wrong = int((drawn != expected).sum())
-    return Check("draw_kept", wrong <= num_rows // 1000, {"rows": num_rows, "other tokens": wrong})
-
-
 def check_kernels(device: str, sizes: Sizes) -> list[Check]:
     """Every check; a kernel that does not compile or run is a failed one."""
     checks: list[Check] = []
@@ -145,10 +127,6 @@ def check_kernels(device: str, sizes: Sizes) -> list[Check]:
             checks += found(device, sizes)
         except Exception as error:
             checks.append(Check(found.__name__, False, note=sentence_of(error)))
-    try:
-        checks.append(draw_check(device, sizes))
-    except Exception as error:
-        checks.append(Check("draw_kept", False, note=sentence_of(error)))
     return [*checks, *check_operators(device, quiet), *check_synchronisation(device, quiet)]
 
 

@@ -1,12 +1,20 @@
-"""What a figure was taken on."""
+"""What a figure was taken on: the machine and the commit."""
 
 from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 import torch
+
+ROOT = Path(__file__).parents[1]
+
+
+def taken_on() -> dict[str, str]:
+    """The first two keys of every report."""
+    return {"machine": describe_machine(), "commit": describe_commit()}
 
 
 def describe_machine() -> str:
@@ -20,3 +28,13 @@ def describe_machine() -> str:
                 break
     cores = len(os.sched_getaffinity(0))
     return f"{model}, {cores} cores, torch {torch.__version__}"
+
+
+def describe_commit() -> str:
+    """Of this repository, with "-dirty" where files differ from it; "unknown" outside of git."""
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

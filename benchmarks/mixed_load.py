@@ -16,9 +16,10 @@ import typer
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from benchmarks import command
 from benchmarks.load_client import LoadClient
 from benchmarks.load_with_twin import MixedLoad
-from benchmarks.machine import describe_machine
+from benchmarks.machine import taken_on
 from benchmarks.request_mix import RequestMix
 from benchmarks.server import ServerProcess
 from sglang_ascend.models.catalog import model_path
@@ -150,10 +151,10 @@ def main(
     stops; SGLang's checks of the pool, after every step, found nothing; and requests were
     retracted. A run cannot be resumed; a request that failed is in the JSON, to be sent again.
 
-    JSON: ok, requests and how they ended (finished, aborted, disconnected, refused, failed),
-    kinds, retractions (all, and those by a full pool), radix_hits, cached_tokens, output_tokens,
-    tokens_per_s, tokens_per_forward, idle (what was in use each time the load stopped), compared,
-    mismatches, problems.
+    JSON: `machine`, `commit`, `ok`, `requests` and how they ended (`finished`, `aborted`,
+    `disconnected`, `refused`, `failed`), `kinds`, `retractions` and `retractions_by_a_full_pool`,
+    `radix_hits`, `cached_tokens`, `output_tokens`, `tokens_per_s`, `tokens_per_forward`, `idle`
+    (what was in use each time the load stopped), `compared`, `mismatches`, `problems`.
     """
     folder = Path(model) if Path(model).is_dir() else model_path(model)
     mix = RequestMix(AutoTokenizer.from_pretrained(folder), seed, penalties)
@@ -164,7 +165,7 @@ def main(
         clients = (LoadClient(servers[name].url, request_timeout) for name in ("mtp", "plain"))
         load = MixedLoad(mix, *clients, concurrency)
         seconds = run_phases(load, minutes, phases)
-        settings = {"machine": describe_machine(), "model": model, "seed": seed}
+        settings = {**taken_on(), "model": model, "seed": seed}
         settings |= {"concurrency": concurrency, "max_total_tokens": max_total_tokens}
         report = settings | report_of(load, seconds, servers["mtp"].log())
         if not report["ok"]:
@@ -178,4 +179,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command.run(main, smoke="--minutes 0.5 --phases 1 --concurrency 8")

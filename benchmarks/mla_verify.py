@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import flashinfer_mla
-from benchmarks.machine import describe_machine
+from benchmarks import command, flashinfer_mla
+from benchmarks.machine import describe_machine, taken_on
 from sglang_ascend.ops import attention
 
 RANK, ROPE_DIM, PAGE_SIZE = 512, 64, 64
@@ -132,8 +132,8 @@ def main(
 ) -> None:
     """Measure MLA decode (1 row) and verify (2 and 4 rows), 8192 tokens, 16 requests, bf16.
 
-    JSON: {machine, device, cases}; each case has num_heads, query_len, batch, kv_len, layer_us,
-    roofline_us (the larger of bytes / bandwidth and FLOP / peak by the data sheet),
+    JSON: `machine`, `commit`, `device`, `cases`; each case has num_heads, query_len, batch, kv_len,
+    layer_us, roofline_us (the larger of bytes / bandwidth and FLOP / peak by the data sheet),
     roofline_share and, where FlashInfer is installed, flashinfer_us, null if it computes something
     else. Without a CUDA device: device null, no cases, and exit status 0.
     """
@@ -144,7 +144,7 @@ def main(
         cases = [Case(*sizes) for sizes in product((16, 128), (1, 2, 4))]
         results = [measure(case, peaks, rounds) for case in cases]
     if as_json:
-        report = {"machine": describe_machine(), "device": device, "cases": results}
+        report = {**taken_on(), "device": device, "cases": results}
         print(json.dumps(report, indent=1))
     elif device is None:
         print("No CUDA device here: nothing was measured.")
@@ -153,4 +153,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command.run(main, smoke="--rounds 1")

@@ -18,8 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import gpu_correctness, mla_verify, serving, top_k_top_p
-from benchmarks.machine import describe_machine
+from benchmarks import command, gpu_correctness, mla_verify, serving, top_k_top_p
+from benchmarks.machine import taken_on
 from sglang_ascend.verify.checks import Check, sentence_of
 
 PACKAGES = ("torch", "triton", "sglang", "flashinfer-python")
@@ -29,6 +29,16 @@ PROMPTS = Path(__file__).parents[1] / "tests" / "data" / "heldout_maths.json"
 # SGLang's own algorithm of the same chain: what MTP is compared with.
 NEXTN = "--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1"
 NEXTN += " --speculative-num-draft-tokens 4"
+# Bodies for CUDA that no server calls: what each would stand for, should its times here be better.
+CANDIDATES = {
+    "attention.paged_gqa": "FlashInfer's attention over pages, in decode and verification",
+    "attention.paged_mla": "FlashInfer's latent attention, in decode and verification",
+    "chain.prepare_step": "SGLang's EAGLE worker, by this package's own step",
+    "chain.verify_chain": "SGLang's EAGLE worker, by this package's own step",
+    "chain.place_draft_decode": "SGLang's EAGLE worker, by this package's own step",
+    "sampling.top_k_top_p": "FlashInfer's filters",
+    "sampling.filter_probs": "FlashInfer's filters, with rejection sampling",
+}
 console = Console(stderr=True)
 
 Report = dict[str, Any]
@@ -94,7 +104,7 @@ def versions() -> dict[str, str]:
 def examine(model: Path | None, rounds: int) -> Report:
     """Correctness first: a kernel that is wrong is not timed."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    report: Report = {"machine": describe_machine(), "device": device, "versions": versions()}
+    report: Report = {**taken_on(), "device": device, "versions": versions()}
     report |= {"correct": None, "checks": [], "mla_verify": [], "top_k_top_p": [], "serving": None}
     if device is None:
         return report
@@ -146,10 +156,10 @@ def main(
 ) -> None:
     """Check, then time the Triton kernels on a CUDA GPU beside their peers, and MTP in a server.
 
-    JSON: {machine, device, versions, correct, checks, mla_verify, top_k_top_p, serving}; the two
-    lists are those of the benchmarks of the same names, FlashInfer's times among them where it is
-    installed. A measurement that failed says so under "failed". Without a CUDA device: device and
-    correct null, nothing measured, exit status 0. Exit status 1 when a kernel is wrong.
+    JSON: {machine, commit, device, versions, correct, checks, mla_verify, top_k_top_p, serving};
+    the two lists are those of the benchmarks of the same names, FlashInfer's times among them where
+    it is installed. A measurement that failed says so under "failed". Without a CUDA device: device
+    and correct null, nothing measured, exit status 0. Exit status 1 when a kernel is wrong.
 
     Example: make bench-gpu ARGS="--model my-checkpoint" > gpu.json
     """
@@ -164,4 +174,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command.run(main, smoke="--rounds 1")

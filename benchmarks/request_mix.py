@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from sglang_ascend.training import nano_chat, nano_maths
+from recipes.nano_deepseek.text import chat, maths
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,7 +85,7 @@ class PromptSource:
 
 
 def _question_and_answer(rng: random.Random) -> tuple[str, str]:
-    return rng.choice((nano_maths.sample, nano_chat.sample))(rng)
+    return rng.choice((maths.sample, chat.sample))(rng)
 
 
 SAMPLING: tuple[Body, ...] = (

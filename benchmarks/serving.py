@@ -20,7 +20,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.machine import describe_machine
+from benchmarks import command
+from benchmarks.machine import taken_on
 from benchmarks.ratios import median_interval
 from benchmarks.server import ServerProcess
 from sglang_ascend.models.catalog import model_path
@@ -138,13 +139,18 @@ def main(
 
     All servers stay up for the whole run and sleep while idle; every round sends the same
     prompts to each, in alternating order. The interval is a bootstrap over rounds.
+
+    JSON: `machine`, `commit`, `model` and, for each batch size, `batch_N` with `rounds`,
+    `accept_length`, `plain_tokens_per_s` and `mtp_tokens_per_s` (medians over rounds), `over_plain`
+    (median of the rounds' ratios), `over_plain_low` and `over_plain_high` (95 %), `all`, every
+    round; with --in-tree the same of EAGLE's order, `in_tree_tokens_per_s` and `over_in_tree`.
     """
     batches = batches or [1]
     folder = Path(model) if Path(model).is_dir() else model_path(model)
     entries = json.loads(prompts_file.read_text(encoding="utf-8"))
     prompts = [entry["prompt"] for entry in entries]
     random.Random(0).shuffle(prompts)
-    report: dict[str, Any] = {"machine": describe_machine(), "model": model}
+    report: dict[str, Any] = {**taken_on(), "model": model}
     with ExitStack() as stack:
         servers = start_servers(stack, folder, num_steps, in_tree)
         for batch in batches:
@@ -203,4 +209,4 @@ def print_table(report: dict[str, Any], batches: list[int], others: list[str]) -
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command.run(main, smoke="--model nano-deepseek --num-prompts 1 --max-new-tokens 16")

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.machine import describe_machine
+from benchmarks import command
+from benchmarks.machine import describe_machine, taken_on
 from benchmarks.ratios import median_interval
 from sglang_ascend.ops import sampling
 
@@ -24,6 +25,9 @@ ALL = 1 << 30
 FILTERS = [(1, 1.0), (20, 1.0), (50, 0.95), (64, 0.9), (1024, 0.95), (ALL, 0.95), (ALL, 1.0)]
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 BAR = 2.0  # on CPU
+CANDIDATES = {
+    "sampling.top_k_top_p": "the sort of SGLang's sequential filters, and npu_top_k_top_p"
+}
 CLOCKS = {"wall": time.perf_counter, "cpu": time.thread_time}
 
 
@@ -63,16 +67,8 @@ def contenders(case: Case, device: str) -> dict[str, Callable[[], object]]:
     logits = logits.to(device, DTYPES[case.dtype])
     top_ks = torch.full((case.rows,), case.top_k, dtype=torch.int32, device=device)
     top_ps = torch.full((case.rows,), case.top_p, device=device)
-    seeds = torch.arange(case.rows, device=device)
-
-    def filter_and_draw() -> torch.Tensor:
-        return sampling.draw_kept(
-            logits, sampling.top_k_top_p(logits, top_ks, top_ps), seeds, seeds
-        )
-
     runs: dict[str, Callable[[], object]] = {
         "ours": lambda: sampling.top_k_top_p(logits, top_ks, top_ps),
-        "with_draw": filter_and_draw,
         "sort": lambda: sorted_threshold(logits, top_ks, top_ps),
     }
     if logits.dtype == torch.float32:  # as the server's are
@@ -150,12 +146,12 @@ def main(
 ) -> None:
     """Measure the threshold of top-k, then top-p: ours beside sort, cumulative sum and mask.
 
-    Logits are normal with deviation 3. JSON: {machine, device, clock, rounds, cases}; each case has
-    top_k (2^30: none), top_p, rows, vocab_size and dtype; ours_us, with_draw_us (and a seeded draw)
-    and sort_us, in fp32 also probs_us and probs_sort_us (what the server draws from, and its
-    definition), on cuda also copy_us (of the logits) and, where it is installed, flashinfer_us (a
-    draw), median microseconds per row; ratio (median of sort / ours over rounds), ratio_low and
-    ratio_high (95 % bootstrap interval) and bar (the ratio asked for, or null).
+    Logits are normal with deviation 3. JSON: {machine, commit, device, clock, rounds, cases}; each
+    case has top_k (2^30: none), top_p, rows, vocab_size and dtype; ours_us and sort_us, in fp32
+    also probs_us and probs_sort_us (what the server draws from, and its definition), on cuda also
+    copy_us (of the logits) and, where it is installed, flashinfer_us (a draw), median microseconds
+    per row; ratio (median of sort / ours over rounds), ratio_low and ratio_high (95 % bootstrap
+    interval) and bar (the ratio asked for, or null).
 
     Example: python -m benchmarks.top_k_top_p --rows 32 --json > top_k_top_p.json
     """
@@ -174,7 +170,13 @@ def main(
     ]
     machine = describe_machine() if device == "cpu" else torch.cuda.get_device_name()
     if as_json:
-        report = {"machine": machine, "device": device, "clock": clock, "rounds": rounds}
+        report = {
+            **taken_on(),
+            "machine": machine,
+            "device": device,
+            "clock": clock,
+            "rounds": rounds,
+        }
         print(json.dumps({**report, "cases": results}, indent=1))
         return
     title = f"{clock} microseconds per row of {vocab_size} {dtype} logits, {rows} rows, {machine}"
@@ -182,4 +184,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command.run(main, smoke="--rounds 1 --rows 1 --vocab-size 1000")

@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 
 from sglang_ascend import __version__
+from sglang_ascend.ptq.cli import evaluate, quantize
+from sglang_ascend.quantization.cli import app as quantization_app
 from sglang_ascend.training.cli import app as training_app
 
 app = typer.Typer(
@@ -23,6 +25,9 @@ app = typer.Typer(
     ),
 )
 app.add_typer(training_app, name="train")
+app.add_typer(quantization_app)
+app.command()(quantize)
+app.command()(evaluate)
 
 
 def _print_version(wanted: bool) -> None:
@@ -64,7 +69,7 @@ def doctor(
     """
     from rich.console import Console
 
-    from sglang_ascend.plugin.doctor import examine
+    from sglang_ascend.plugin.doctor.command import examine
 
     with Console(stderr=True).status("loading SGLang and its plugins"):
         report = examine(strict=strict)

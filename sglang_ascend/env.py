@@ -52,6 +52,15 @@ def switch(text: str) -> bool:
     return text == "1"
 
 
+def one_of(*choices: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text and text not in choices:
+            raise ValueError(f"{', '.join(choices)}, or empty")
+        return text
+
+    return parse
+
+
 CACHE = Variable(
     "SGLANG_ASCEND_CACHE",
     path,
@@ -81,7 +90,22 @@ LOG_WAITS = Variable(
     "1: a server's log has a line for each wait for a stream, by torch_npu's sync debug mode.",
 )
 
-VARIABLES: tuple[Variable, ...] = (CACHE, LOSSY_ACCEPTANCE, TRACE, LOG_WAITS)
+HOOKS = Variable(
+    "SGLANG_ASCEND_HOOKS",
+    one_of("required", "all"),
+    "",
+    "Which hooks change SGLang. Empty: all, on the CPU and where MTP serves; required: there only "
+    "those without which nothing is served; all: all, in every server.",
+)
+
+SERVES_MTP = Variable(
+    "SGLANG_ASCEND_SERVES_MTP",
+    switch,
+    "",
+    "Set by a server for the processes that it starts, and not to be set by hand.",
+)
+
+VARIABLES: tuple[Variable, ...] = (CACHE, LOSSY_ACCEPTANCE, TRACE, LOG_WAITS, HOOKS, SERVES_MTP)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -15,6 +16,14 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["HF_HUB_OFFLINE"] = "1"
 for switch in ("SGLANG_PLATFORM", "SGLANG_PLUGINS", "SGLANG_USE_CPU_ENGINE"):
     os.environ.pop(switch, None)
+
+# A property holds however busy the machine is. Where CI is set Hypothesis derandomises by itself,
+# which this inherits. The environments of npu_emulation and triton_ascend have no property tests.
+if find_spec("hypothesis"):
+    from hypothesis import settings
+
+    settings.register_profile("suite", deadline=None)
+    settings.load_profile("suite")
 
 # These need the real torch_npu on emulated libraries: `make test-npu-emulated`, which sets this.
 collect_ignore = [] if "NPU_EMULATION" in os.environ else ["npu_emulation"]

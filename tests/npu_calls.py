@@ -278,6 +278,17 @@ GOOD: dict[str, dict[str, dict[str, Any]]] = {
         }
     },
     "npu_dynamic_quant": {"": {"input": empty(4, 96)}},
+    "npu_quantize": {
+        "": {
+            "input": empty(4, 96),
+            "scales": empty(1, dtype=FP32),
+            "zero_points": empty(1, dtype=FP32),
+            "dtype": torch.qint8,
+            "axis": -1,
+            "div_mode": False,
+        }
+    },
+    "npu_convert_weight_to_int4pack": {"": {"weight": empty(96, 64, dtype=INT32)}},
     "npu_top_k_top_p": {
         "": {"logits": empty(4, 99), "p": empty(4), "k": empty(4, dtype=INT32)},
         "p alone": {"logits": empty(4, 99), "p": empty(4)},
@@ -448,6 +459,7 @@ WRONG: dict[str, dict[str, Changes]] = {
         "": [
             ("x is [m, k]", {"weight": empty(64, 96, dtype=INT8)}),
             ("dtype of x", {"antiquant_scale": empty(64, dtype=FP32)}),
+            ("shape of the scale", {"antiquant_offset": empty(1)}),
             ("multiple of 32", {"antiquant_group_size": 96}),
         ]
     },
@@ -463,6 +475,19 @@ WRONG: dict[str, dict[str, Changes]] = {
         "": [
             ("float16 or bfloat16", {"input": empty(4, 96, dtype=FP32)}),
             ("two dimensions", {"input": empty(96)}),
+        ]
+    },
+    "npu_quantize": {
+        "": [
+            ("a float tensor", {"input": empty(4, 96, dtype=INT8)}),
+            ("as the scales", {"zero_points": empty(1)}),
+            ("qint8 or quint4x2", {"dtype": torch.int32}),
+        ]
+    },
+    "npu_convert_weight_to_int4pack": {
+        "": [
+            ("[k, n] int32", {"weight": empty(96, 64)}),
+            ("8 divides", {"weight": empty(96, 63, dtype=INT32)}),
         ]
     },
     "npu_top_k_top_p": {

@@ -30,12 +30,15 @@ print({"torch", "sglang", "transformers"} & sys.modules.keys())
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-@pytest.mark.parametrize("command", [[], ["doctor"], ["verify-npu"], ["model-path"], ["train"]])
+TAUGHT = [[name] for name in "doctor verify-npu model-path inspect verify convert".split()]
+
+
+@pytest.mark.parametrize("command", [[], ["train"], *TAUGHT])
 def test_every_help_says_what_the_command_is_for(command):
     result = RUNNER.invoke(app, [*command, "--help"])
     assert result.exit_code == 0
     assert "Usage" in result.stdout
-    if command in (["doctor"], ["verify-npu"], ["model-path"]):
+    if command in TAUGHT:
         assert "Example:" in result.stdout
 
 

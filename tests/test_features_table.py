@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "features.md"
 REFUSE_FLAGS = (
     (
-        ROOT / "sglang_ascend/plugin/mtp_algorithm.py",
+        ROOT / "sglang_ascend/plugin/mtp/algorithm.py",
         ("_unsupported_flags", "_unsupported_by_step"),
     ),
     (ROOT / "sglang_ascend/speculative/config.py", ("resolve_config",)),
@@ -34,8 +34,9 @@ class Row:
 
 
 def rows(text: str) -> list[Row]:
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1:]]
+    table = text.partition("| feature |")[2]
+    lines = [line for line in table.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [
         Row(feature, state, tuple(re.findall("`([^`]+)`", flags)), test.strip("`"))
         for feature, state, flags, _, test in cells

@@ -19,10 +19,10 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_ascend.attention.metadata import StepMetadata, slot_table
-from sglang_ascend.plugin.attention_backend import AscendAttentionBackend
-from sglang_ascend.plugin.mtp_algorithm import MTPAlgorithm, validate_server_args
-from sglang_ascend.plugin.mtp_draft import MTPDraftWorker
-from sglang_ascend.plugin.mtp_worker import MTPWorker
+from sglang_ascend.plugin.attention.backend import AscendAttentionBackend
+from sglang_ascend.plugin.mtp.algorithm import MTPAlgorithm, validate_server_args
+from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
+from sglang_ascend.plugin.mtp.worker import MTPWorker
 
 NAME = "EAGLE_IN_TREE"
 _SPECULATIVE = "sglang.kernels.ops.speculative"
@@ -37,9 +37,9 @@ class PlanningBackend(AscendAttentionBackend):
         super().__init__(model_runner)
         self.step_offset = step_offset
 
-    def _build_metadata(self, forward_batch: Any) -> StepMetadata | None:
+    def init_forward_metadata(self, forward_batch: Any) -> None:
         mode, spec_info = forward_batch.forward_mode, forward_batch.spec_info
-        query_len, added = None, self.step_offset
+        added = self.step_offset
         if mode.is_decode():
             query_len = 1
         elif mode.is_target_verify():
@@ -47,9 +47,10 @@ class PlanningBackend(AscendAttentionBackend):
         elif mode.is_draft_extend_v2():
             query_len = spec_info.num_tokens_per_req
         else:
-            return super()._build_metadata(forward_batch)
+            super().init_forward_metadata(forward_batch)
+            return
         kv_lens = forward_batch.seq_lens.long() + added
-        return StepMetadata(
+        self.step_metadata = StepMetadata(
             block_table=slot_table(
                 self.req_to_token_pool.req_to_token,
                 forward_batch.req_pool_indices,

@@ -84,7 +84,7 @@ class Clock:
     """Seconds from one ``get_next_batch_to_run`` to the next, of iterations that decoded."""
 
     def __init__(self) -> None:
-        self.times: list[tuple[int, float]] = []
+        self.times: list[tuple[float, ...]] = []
         self.last: float | None = None
 
     def tick(self, original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
@@ -106,8 +106,11 @@ class Clock:
         return result
 
 
-def install() -> None:
-    clock = Clock()
-    HookRegistry.register(f"{_MODEL_RUNNER}.load_model", replace_forward, HookType.AFTER)
+def register_clock(clock: Clock) -> None:
     HookRegistry.register(f"{_SCHEDULER}.get_next_batch_to_run", clock.tick, HookType.AROUND)
     HookRegistry.register(f"{_SCHEDULER}.on_idle", clock.flush, HookType.AFTER)
+
+
+def install() -> None:
+    HookRegistry.register(f"{_MODEL_RUNNER}.load_model", replace_forward, HookType.AFTER)
+    register_clock(Clock())

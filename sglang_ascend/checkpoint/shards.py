@@ -6,6 +6,7 @@ Follows `DefaultModelLoader._prepare_weights` of SGLang 0.5.23 for the load form
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sglang_ascend.checkpoint.errors import CheckpointError, shown, wrong_shape_
 from sglang_ascend.checkpoint.reader import TensorEntry, read_header, read_json_object
 
 INDEX_NAME = "model.safetensors.index.json"
+MODELSLIM_INDEX = "quant_model_weight*.safetensors.index.json"
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -44,7 +46,21 @@ def read_tensors(folder: Path) -> dict[str, TensorEntry]:
                     f"move one of them away or name the right one in {INDEX_NAME}"
                 )
             tensors[name] = tensor
+    for index_path in sorted(folder.glob(MODELSLIM_INDEX)):
+        _check_promises(index_path, tensors)
     return tensors
+
+
+def _check_promises(index_path: Path, tensors: Mapping[str, TensorEntry]) -> None:
+    """An index that SGLang does not read must still name what the shards hold."""
+    promised = _names_by_shard(index_path, read_json_object(index_path).get("weight_map"))
+    for shard_name, names in sorted(promised.items()):
+        for name in names:
+            if name not in tensors or tensors[name].file.name != shard_name:
+                raise CheckpointError(
+                    f"{shown(index_path)} promises {shown(name)} in {shown(shard_name)}, which "
+                    "does not hold it; copy or download both files again"
+                )
 
 
 def _read_indexed(folder: Path, index_path: Path) -> dict[str, TensorEntry]:

@@ -30,7 +30,7 @@ def build(folder: Path, progress: Callable[[str], None] = lambda step: None) -> 
     if missing:
         raise FileNotFoundError(
             f"{ARTIFACT} lacks {', '.join(missing)}: restore it from the repository or rebuild it "
-            "with training/recipes/nano-deepseek.sh."
+            "with recipes/nano_deepseek/recipe.sh."
         )
     progress("copying")
     for name in FILES:

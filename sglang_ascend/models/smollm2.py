@@ -128,7 +128,7 @@ def build(folder: Path) -> None:
     mtp_file = ARTIFACT / MTP_FILE
     if not mtp_file.is_file():
         raise FileNotFoundError(
-            f"{mtp_file} is missing: rebuild it with training/recipes/smollm2-mtp.sh."
+            f"{mtp_file} is missing: rebuild it with recipes/smollm2_mtp/recipe.sh."
         )
     tensors = dict(tqdm(target_tensors(), "converting weights", NUM_TENSORS, unit=" tensors"))
     tensors.update(load_file(mtp_file))

@@ -11,12 +11,14 @@ def activate() -> str | None:
     An out-of-tree platform on a real NPU would switch off half of SGLang's Ascend path.
     """
     from sglang_ascend.plugin.compat import version_problem
-    from sglang_ascend.plugin.device import serves_on_cpu
+    from sglang_ascend.plugin.device import device_profile
 
     # `import sglang` already asks: it must go on, and register() then refuses with a sentence.
     if version_problem() is not None:
         return None
-    return "sglang_ascend.plugin.platform.EmulationPlatform" if serves_on_cpu() else None
+    return (
+        "sglang_ascend.plugin.cpu.platform.EmulationPlatform" if device_profile().emulates else None
+    )
 
 
 def register() -> None:
@@ -35,12 +37,15 @@ def _register() -> None:
 
     require_supported_versions()
 
-    from sglang_ascend.plugin.attention_backend import register_attention
-    from sglang_ascend.plugin.hooks import register_hooks
-    from sglang_ascend.plugin.mtp_algorithm import register_mtp
-    from sglang_ascend.plugin.waits import log_waits
+    from sglang_ascend.plugin.attention.registration import register_attention
+    from sglang_ascend.plugin.hooks.registration import hooked_from_the_start, register_hooks
+    from sglang_ascend.plugin.mtp.algorithm import register_mtp
+    from sglang_ascend.plugin.npu.waits import log_waits
+    from sglang_ascend.plugin.startup_checks import register_startup_checks
 
     register_mtp()
     register_attention()
-    register_hooks()
+    register_startup_checks()
+    if hooked_from_the_start():
+        register_hooks()
     log_waits()

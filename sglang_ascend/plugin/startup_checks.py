@@ -1,32 +1,72 @@
-"""Refuses a checkpoint before SGLang reads its config.json, and fails on it with a traceback; and
-a trace folder that no process could write to.
+"""What a start settles first: SGLang's own names for MTP are served as MTP on our CPU platform; a
+checkpoint is refused before SGLang reads its config.json, and fails on it with a traceback; and so
+is a trace folder that no process could write to.
 """
 
 from __future__ import annotations
 
-import os
+import logging
+from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+
 from sglang_ascend import env
-from sglang_ascend.plugin.device import runs_fused_step
-from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.errors import StartupRefused, unwritable
+from sglang_ascend.plugin.hooks.registration import (
+    apply_hooks,
+    hooked_from_the_start,
+    require_hooks,
+    tell_processes,
+)
+from sglang_ascend.speculative.config import NAME
+
+# SGLang's names for a drafted chain or tree; it serves neither on a CPU.
+SERVED_AS_MTP = ("NEXTN", "EAGLE")
+
+logger = logging.getLogger(__name__)
 
 
-def refuse_bad_checkpoint(self: Any) -> None:
-    """Before ``ServerArgs.resolve_once``, with the flags as given. Raises StartupRefused."""
-    is_mtp = str(self.speculative_algorithm).upper() == "MTP"
-    already_resolved = getattr(self, "_resolution_finished", False)
-    if already_resolved or not is_mtp or self.load_format == "dummy":
+def register_startup_checks() -> None:
+    """SGLang's slot for what must come before any reader of the algorithm."""
+
+    @register_resolution_hook("handle_aux_hidden_state_capture")
+    def before_the_model_is_read(server_args: Any, previous: Callable[[Any], None]) -> None:
+        previous(server_args)
+        if device_profile().emulates:
+            serve_as_mtp(server_args)
+        serves_mtp = str(resolving_view(server_args).speculative_algorithm).upper() == NAME
+        tell_processes(serves_mtp)
+        if serves_mtp or hooked_from_the_start():
+            apply_hooks()
+            require_hooks()
+        if serves_mtp:
+            refuse_bad_checkpoint(server_args)
+
+
+def serve_as_mtp(server_args: Any) -> None:
+    """Changes SGLang's name to ours, for the same defaults, refusals, relay and KV reserve."""
+    asked = str(resolving_view(server_args).speculative_algorithm).upper()
+    if asked in SERVED_AS_MTP:
+        declare_resolution(server_args, "sglang_ascend", speculative_algorithm=NAME)
+        logger.info("--speculative-algorithm %s is served as %s on this platform.", asked, NAME)
+
+
+def refuse_bad_checkpoint(server_args: Any) -> None:
+    """SGLang reads config.json long before an algorithm is asked. Raises StartupRefused."""
+    if server_args.load_format == "dummy":
         return
     from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
 
     try:
         validate_checkpoint(
-            self.model_path,
-            self.speculative_draft_model_path,
-            tokenizer_path=self.tokenizer_path,
-            skip_tokenizer_init=self.skip_tokenizer_init,
-            trust_remote_code=self.trust_remote_code,
+            server_args.model_path,
+            server_args.speculative_draft_model_path,
+            tokenizer_path=server_args.tokenizer_path,
+            skip_tokenizer_init=server_args.skip_tokenizer_init,
+            trust_remote_code=server_args.trust_remote_code,
         )
     except CheckpointError as error:
         raise StartupRefused(str(error)) from None
@@ -40,17 +80,12 @@ def refuse_bad_trace_folder() -> None:
         raise StartupRefused(str(error)) from None
     if folder is None:
         return
-    if not runs_fused_step():
+    if not device_profile().runs_step:
         raise StartupRefused(
             f"{env.TRACE.name} traces the step of this package's worker, which does not serve on "
             "CUDA: unset it."
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        reason = None if os.access(folder, os.W_OK | os.X_OK) else "not writable"
-    except OSError as error:
-        reason = error.strerror
-    if reason is not None:
+    if reason := unwritable(folder):
         raise StartupRefused(
             f"{env.TRACE.name}={folder} cannot hold a trace ({reason}): "
             "name a folder that you may write to, or unset it."

@@ -13,7 +13,7 @@ SYNTAX = "threshold:RATIO or relaxed:TOP_N,DELTA[,START,END]"
 
 @dataclass(frozen=True)
 class Threshold:
-    """Keeps a draft drawn from q where p(draft) >= ratio * q(draft); no coin is tossed.
+    """Keeps a draft drawn from q where p(draft) >= ratio * q(draft): not by chance.
 
     Greedy requests stay exact: their p is a point mass.
     """

@@ -79,9 +79,9 @@ class _Step(NamedTuple):
 class AcceptanceWatchdog:
     """Warns once when acceptance becomes impossible, and says when it recovers.
 
-    A change of state takes a confidence bound on its side of ``RARE``, so that acceptance near the
-    boundary does not flap. At an acceptance of draft 1 of 10 %, independent steps raise an alarm
-    with a probability below 1e-15 per window.
+    The state changes only where a confidence bound lies on the other side of ``RARE``, so that
+    acceptance near the boundary does not make it flap. If draft 1 is accepted in one of ten steps,
+    and steps are independent, an alarm has a probability below 1e-15 in a window.
 
     ``on_change(kind, is_active)`` is told every change; of the log lines, one kind's come at most
     every ``QUIET_S`` seconds of ``clock``.

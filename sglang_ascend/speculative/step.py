@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import chain
-from sglang_ascend.ops.chain.reference import StepInputs, TailInputs
 
 
 @dataclass(frozen=True)
@@ -26,43 +27,154 @@ class Requests:
 class StepResult:
     """One step's outcome."""
 
+    logits: torch.Tensor  # [batch * (K+1), vocab_size], what the rows were sampled from
     sampled: torch.Tensor  # int64 [batch, K+1]; the first accept_lens of a row are emitted
     accept_lens: torch.Tensor  # int32 [batch], in 1..K+1
     new_seq_lens: torch.Tensor  # int64 [batch], committed tokens after the step
     candidates: torch.Tensor  # int64 [batch, K+1], the next step's rows: bonus, then its chain
 
 
-class Models(Protocol):
-    """The models as the step sees them. Each forward writes the KV slots of its rows.
+class Phases(Protocol):
+    """The forwards of one step in two parts: launched one by one, or replayed from two graphs.
 
-    Draft tokens are ids of the target's vocabulary, whatever the draft head covers.
+    What lies between the parts depends on what the batch's requests ask for, and is never captured.
     """
 
-    def verify(self, inputs: StepInputs, candidates: torch.Tensor) -> tuple:
-        """Target over the [batch, K+1] rows -> (logits, hidden states) per row."""
+    def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
+        """Takes the step's inputs -> positions of the verified rows, int64 [batch * (K+1)], which
+        may be read once ``verify`` has returned."""
         ...
 
-    def accept(self, logits: torch.Tensor, candidates: torch.Tensor) -> tuple:
-        """How many drafts of each chain are kept, and what follows the last of them
-        -> (int64 [batch, K+1] tokens, of which accept_lens are emitted; int32 [batch] accept_lens,
-        the one after the drafts included).
-
-        Draws with the requests' own sampling parameters; any policy that gives each emitted token
-        the target's distribution is lossless.
-        """
+    def verify(self) -> torch.Tensor:
+        """The target over the K+1 rows of each request -> logits [batch * (K+1), vocab_size]."""
         ...
 
-    def publish(self, new_seq_lens: torch.Tensor) -> None:
-        """Tells the scheduler the committed lengths, so that it prepares the next step."""
+    def draft(
+        self, sampled: torch.Tensor, accept_lens: torch.Tensor, new_seq_lens: torch.Tensor
+    ) -> torch.Tensor:
+        """The MTP layer behind the accepted tokens -> the next candidates, int64 [batch, K+1]."""
         ...
 
-    def extend(self, tokens: torch.Tensor, hidden: torch.Tensor, last_rows: torch.Tensor) -> tuple:
-        """MTP over the rows of ``verify`` -> (draft token, MTP hidden state) of ``last_rows``,
-        flat row numbers, one per request."""
+
+class Sampling(Protocol):
+    """How the requests of one batch draw, and what every draw must be told afterwards."""
+
+    # float [batch, K, vocab_size], what the drafts were drawn from; None if none was drawn.
+    draft_probs: torch.Tensor | None
+    # The operator's own rule in place of ``accept``, for replies that may differ; normally None.
+    lossy_rule: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None
+
+    def read_chain(self, candidates: torch.Tensor) -> None:
+        """Before the target is launched: whoever needs the chain on the host may begin to copy."""
         ...
 
-    def tail(self, j: int, tail: TailInputs, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple:
-        """MTP over one row per request, the j-th (from 0) of ``tail`` -> as ``extend``."""
+    def adjust(self, logits: torch.Tensor, candidates: torch.Tensor) -> None:
+        """Each request's penalties, bias and grammar, on every row, in place."""
+        ...
+
+    def draw(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Every row's token as plain decode would draw it, int64 [batch, K+1]."""
+        ...
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        """What ``draw`` draws from, float [batch, K+1, vocab_size]."""
+        ...
+
+    def uniforms(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Noise that judges K drafts and draws K+1 rows, float64 [batch, K] and [batch, K+1]."""
+        ...
+
+    def commit(
+        self, candidates: torch.Tensor, sampled: torch.Tensor, accept_lens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Makes every rank hold the same tokens and lengths, and counts what is now emitted."""
+        ...
+
+
+def speculative_step(
+    candidates: torch.Tensor,
+    requests: Requests,
+    phases: Phases,
+    sampling: Sampling,
+    publish: Callable[[torch.Tensor], None],
+) -> StepResult:
+    """One decode step of every request: 1..K+1 tokens emitted, the next K drafted (FusionSpec).
+
+    ``candidates`` [batch, K+1] is the last emitted token of each request, which is in no cache
+    yet, and the chain that was drafted after it. ``publish`` gives the scheduler the new lengths,
+    int64 [batch], from which it prepares the next step. Does not synchronise.
+    """
+    # Prepare, once: target and MTP layer run on the same positions, slots, lengths, block table.
+    positions = phases.prepare(candidates, requests)
+    sampling.read_chain(candidates)
+
+    # Verify: row j says what follows draft token j.
+    logits = phases.verify()
+
+    # Accept the longest prefix of the chain that the target stands by, and one token of its own.
+    sampling.adjust(logits, candidates)
+    sampled, accept_lens = accept(logits, candidates, positions, sampling)
+    sampled, accept_lens = sampling.commit(candidates, sampled, accept_lens)
+
+    # Commit: from here on the scheduler may prepare the next step.
+    new_seq_lens = requests.seq_lens + accept_lens
+    publish(new_seq_lens)
+
+    # Draft: the MTP layer on what was accepted, then on its own output.
+    next_candidates = phases.draft(sampled, accept_lens, new_seq_lens)
+    return StepResult(logits, sampled, accept_lens, new_seq_lens, next_candidates)
+
+
+def accept(
+    logits: torch.Tensor, candidates: torch.Tensor, positions: torch.Tensor, sampling: Sampling
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rule that alone makes the step lossless: every emitted token is a draw from the target.
+
+    Row j of ``logits`` is the target's p_j, given draft tokens 1..j. Returns (int64 [batch, K+1],
+    of which the first accept_lens of a row are emitted; int32 [batch] in 1..K+1).
+    """
+    drafts = candidates[:, 1:]
+    if sampling.lossy_rule is not None:
+        return sampling.lossy_rule(logits, candidates, positions)
+    if sampling.draft_probs is None:
+        # Draw every row from p_j, as plain decode does. While draft j+1 equals that draw, the next
+        # row is what plain decode would have computed; the first that differs is emitted instead.
+        drawn = sampling.draw(logits, positions)
+        return drawn, chain.verify_chain(drawn, drafts)
+    # Drafts drawn from q_j are kept with probability min(1, p/q); the first rejected one is drawn
+    # again from norm(max(p_j - q_j, 0)) (Leviathan et al., arXiv 2211.17192).
+    return chain.verify_by_rejection(
+        sampling.probabilities(logits), sampling.draft_probs, drafts, *sampling.uniforms(positions)
+    )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of one forward stand. Each forward writes the KV slots of its rows."""
+
+    positions: torch.Tensor  # int64 [rows]
+    slots: torch.Tensor  # int64 [rows]
+    metadata: StepMetadata  # what they attend to
+
+
+class Forwards(Protocol):
+    """The two models of a step."""
+
+    def target(
+        self, rows: Rows, tokens: torch.Tensor, requests: Requests
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logits, hidden states) of every row."""
+        ...
+
+    def mtp(
+        self,
+        rows: Rows,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        last_rows: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(logits, hidden states) of the MTP layer, one row per request: of ``last_rows``, flat
+        row numbers, where a request has several."""
         ...
 
 
@@ -72,85 +184,70 @@ class StepConstants:
     def __init__(self, num_steps: int, max_batch_size: int, device: torch.device | str) -> None:
         self.num_steps = num_steps
         self.window = torch.arange(2 * num_steps, device=device)
-        self.tail = torch.arange(num_steps - 1, device=device)[:, None]
+        self.draft_decode = torch.arange(num_steps, device=device)[:, None]
         # Flat number of the row before each request's first: + accept_len is its last kept row.
         width = num_steps + 1
         self.row_before = torch.arange(-1, max_batch_size * width - 1, width, device=device)
 
 
-def speculative_step(
-    candidates: torch.Tensor, requests: Requests, constants: StepConstants, models: Models
-) -> StepResult:
-    """One decode step of every request: 1..K+1 tokens emitted, the next K drafted (FusionSpec).
+class LaunchedPhases:
+    """``Phases`` whose forwards are launched one by one; what a graph captures is one of these.
 
-    ``candidates`` [batch, K+1] is the last emitted token of each request, which is in no cache
-    yet, and the chain that was drafted after it.
+    ``propose(logits, positions)`` turns one row of MTP logits per request into draft tokens, int64
+    [batch] of the target's vocabulary, which follow the token at ``positions`` - 1.
     """
-    # Prepare, once: target and MTP layer run on the same positions, slots, lengths, block table.
-    inputs = chain.prepare_step(
-        requests.seq_lens,
-        requests.req_pool_indices,
-        requests.req_to_token,
-        constants.window,
-        requests.max_kv_len,
-        requests.page_size,
-    )
 
-    # Verify: row j says what follows draft token j.
-    logits, hidden = models.verify(inputs, candidates)
+    def __init__(
+        self,
+        forwards: Forwards,
+        propose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        constants: StepConstants,
+    ) -> None:
+        self.forwards, self.propose, self.constants = forwards, propose, constants
 
-    # Accept the longest prefix of the chain that the target stands by, and one token of its own.
-    sampled, accept_lens = models.accept(logits, candidates)
+    def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
+        self.candidates, self.requests = candidates, requests
+        self.inputs = inputs = chain.prepare_step(
+            requests.seq_lens,
+            requests.req_pool_indices,
+            requests.req_to_token,
+            self.constants.window,
+            requests.max_kv_len,
+            requests.page_size,
+        )
+        metadata = StepMetadata(
+            inputs.block_table,
+            inputs.kv_lens,
+            page_size=inputs.page_size,
+            query_len=candidates.shape[1],
+        )
+        self.rows = Rows(inputs.positions, inputs.row_slots, metadata)
+        return inputs.positions
 
-    # Commit: from here on the scheduler may prepare the next step.
-    new_seq_lens = requests.seq_lens + accept_lens
-    models.publish(new_seq_lens)
+    def verify(self) -> torch.Tensor:
+        logits, self.hidden = self.forwards.target(
+            self.rows, self.candidates.view(-1), self.requests
+        )
+        return logits
 
-    # Shift: drop token 0, so that row j pairs the hidden state of token j with token j+1. Rows
-    # past the last emitted token hold rejected states; later rows overwrite their slots.
-    last_rows = constants.row_before[: len(accept_lens)] + accept_lens
-    draft, mtp_hidden = models.extend(sampled, hidden, last_rows)
+    def draft(
+        self, sampled: torch.Tensor, accept_lens: torch.Tensor, new_seq_lens: torch.Tensor
+    ) -> torch.Tensor:
+        # Shift: drop token 0, so that row j pairs the hidden state of token j with token j+1, on
+        # the target's own metadata. Rows past the last emitted token hold rejected states; later
+        # rows overwrite their slots.
+        last_rows = self.constants.row_before[: len(accept_lens)] + accept_lens
+        tokens = sampled.view(-1)
+        logits, hidden = self.forwards.mtp(self.rows, tokens, self.hidden, last_rows)
+        next_candidates = [tokens[last_rows], self.propose(logits, new_seq_lens)]
 
-    # Draft: the shared MTP layer on its own output, K-1 times more (FastMTP).
-    next_candidates = [sampled.view(-1)[last_rows], draft]
-    tail = chain.place_tail(new_seq_lens, accept_lens, inputs.slots, constants.tail)
-    for j in range(constants.num_steps - 1):
-        draft, mtp_hidden = models.tail(j, tail, draft, mtp_hidden)
-        next_candidates.append(draft)
-    return StepResult(sampled, accept_lens, new_seq_lens, torch.stack(next_candidates, dim=1))
-
-
-class ReplayedModels(Protocol):
-    """A step that was captured in two parts, which are replayed around the sampling."""
-
-    def verify(self, requests: Requests, candidates: torch.Tensor) -> torch.Tensor:
-        """The captured step up to the logits of the verified rows."""
-        ...
-
-    def accept(self, logits: torch.Tensor, candidates: torch.Tensor) -> tuple:
-        """As ``Models.accept``."""
-        ...
-
-    def publish(self, new_seq_lens: torch.Tensor) -> None:
-        """As ``Models.publish``."""
-        ...
-
-    def extend(self, sampled: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
-        """The captured step from there on -> the next candidates."""
-        ...
-
-
-def replayed_step(
-    candidates: torch.Tensor, requests: Requests, models: ReplayedModels
-) -> StepResult:
-    """``speculative_step`` where a device replays what was captured of it.
-
-    Sampling lies between the two parts, for it depends on what the batch's requests ask for; the
-    new lengths are published before the second, as they are there.
-    """
-    logits = models.verify(requests, candidates)
-    sampled, accept_lens = models.accept(logits, candidates)
-    new_seq_lens = requests.seq_lens + accept_lens
-    models.publish(new_seq_lens)
-    next_candidates = models.extend(sampled, accept_lens)
-    return StepResult(sampled, accept_lens, new_seq_lens, next_candidates)
+        # The shared MTP layer on its own output, K-1 times more (FastMTP): only lengths change.
+        ahead = chain.place_draft_decode(
+            new_seq_lens, accept_lens, self.inputs.slots, self.constants.draft_decode
+        )
+        for j in range(self.constants.num_steps - 1):
+            metadata = replace(self.rows.metadata, kv_lens=ahead.kv_lens[j], query_len=1)
+            rows = Rows(ahead.positions[j], ahead.slots[j], metadata)
+            logits, hidden = self.forwards.mtp(rows, next_candidates[-1], hidden)
+            next_candidates.append(self.propose(logits, ahead.kv_lens[j]))
+        return torch.stack(next_candidates, dim=1)

@@ -1,4 +1,4 @@
-"""Where the time of a speculative step goes: marks around the step's calls on its models.
+"""Where the time of a speculative step goes: marks around the step's phases.
 
 The step itself is not touched, and nothing here waits for a device.
 """
@@ -10,14 +10,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from sglang_ascend.speculative.step import Phases
 
 # In the order in which they follow each other, without a gap:
 PHASES = (
     "prepare",  # positions, slots, lengths, block table
     "target",  # the verify forward
     "verify",  # sampling, acceptance, publishing the new lengths
-    "draft",  # the MTP layer: extend and tail
+    "draft",  # the MTP layer: extend and draft decodes
     "result",  # what the worker does until it returns
 )
 
@@ -65,19 +68,17 @@ class StepTimeline:
     def __init__(self, sinks: Sequence[Callable[[StepTimes], None]], clock: Clock) -> None:
         self._sinks = sinks
         self._clock = clock
-        self._models: TimedModels | None = None
+        self._marks: list[Any] = []
         self._unread: deque[tuple[int, tuple[Any, ...]]] = deque()
 
-    def begin(self, models: Any) -> Any:
-        """Starts a step on ``models`` (step.Models); it must run on the returned ones."""
-        self._models = TimedModels(models, self._clock.mark)
-        return self._models
+    def begin(self, phases: Phases) -> Phases:
+        """Starts a step on ``phases``; it must run on the returned ones."""
+        self._marks = [self._clock.mark()]
+        return TimedPhases(phases, lambda: self._marks.append(self._clock.mark()))
 
     def finish(self, batch_size: int) -> None:
         """Ends the step that ``begin`` started."""
-        assert self._models is not None
-        self._unread.append((batch_size, (*self._models.moments(), self._clock.mark())))
-        self._models = None
+        self._unread.append((batch_size, (*self._marks, self._clock.mark())))
         while self._unread:
             size, marks = self._unread[0]
             seconds = self._clock.seconds(marks)
@@ -88,38 +89,24 @@ class StepTimeline:
                 sink(StepTimes(size, tuple(seconds)))
 
 
-class TimedModels:
-    """The models of one step, with a mark wherever a call on them ends a phase."""
+class TimedPhases:
+    """The phases of one step, with a mark wherever one begins or ends."""
 
-    def __init__(self, models: Any, mark: Callable[[], Any]) -> None:
-        self._models = models
-        self._mark = mark
-        self._start = mark()
+    def __init__(self, phases: Phases, mark: Callable[[], None]) -> None:
+        self._phases, self._mark = phases, mark
 
-    def __getattr__(self, name: str) -> Any:
-        """Every other call, such as ``accept``, lies inside a phase."""
-        return getattr(self._models, name)
+    def prepare(self, candidates: Any, requests: Any) -> Any:
+        positions = self._phases.prepare(candidates, requests)
+        self._mark()
+        return positions
 
-    def verify(self, *args: Any) -> Any:
-        self._target = self._mark()
-        result = self._models.verify(*args)
-        self._verify = self._mark()
-        return result
+    def verify(self) -> Any:
+        logits = self._phases.verify()
+        self._mark()
+        return logits
 
-    def publish(self, *args: Any) -> None:
-        self._models.publish(*args)
-        self._draft = self._mark()
-
-    def extend(self, *args: Any) -> Any:
-        result = self._models.extend(*args)
-        self._result = self._mark()
-        return result
-
-    def tail(self, *args: Any) -> Any:
-        result = self._models.tail(*args)
-        self._result = self._mark()
-        return result
-
-    def moments(self) -> tuple[Any, ...]:
-        """The start of every phase, as marks."""
-        return (self._start, self._target, self._verify, self._draft, self._result)
+    def draft(self, sampled: Any, accept_lens: Any, new_seq_lens: Any) -> Any:
+        self._mark()
+        next_candidates = self._phases.draft(sampled, accept_lens, new_seq_lens)
+        self._mark()
+        return next_candidates

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from sglang_ascend.training.interface import MTPLayer, run_chain
+from sglang_ascend.training.interface import ChainLayer, run_chain
 
 Tensor = torch.Tensor
 LOOP_SHARE = 0.25
@@ -31,7 +31,7 @@ class Output:
 
 
 def draft_matches(
-    layer: MTPLayer,
+    layer: ChainLayer,
     output: Output,
     embedding: Tensor,
     head: Tensor,
@@ -112,7 +112,7 @@ def is_looping(output: Output) -> bool:
 
 
 def evaluate(
-    layer: MTPLayer,
+    layer: ChainLayer,
     outputs: list[Output],
     embedding: Tensor,
     head: Tensor,

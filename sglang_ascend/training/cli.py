@@ -1,4 +1,4 @@
-"""`sglang-ascend train …`: generate, train, evaluate and export an MTP layer for a MiMo target."""
+"""`sglang-ascend train …`: from a checkpoint's own outputs to the checkpoint with an MTP layer."""
 
 from __future__ import annotations
 
@@ -9,28 +9,17 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    help="Train the MTP layer of a MiMo/Qwen2 checkpoint on the model's own outputs (FastMTP).",
+    help="Train the MTP layer of a checkpoint on the model's own outputs (FastMTP): generate, "
+    "train, evaluate, export. The same commands serve MiMo/Qwen2, DeepSeek-V3 and GLM-4 MoE.",
     no_args_is_help=True,
 )
 
 TargetOption = Annotated[
-    Path, typer.Option("--target", help="Folder with the target's config.json and weights.")
+    Path, typer.Option("--target", help="Checkpoint folder: config.json, weights, tokenizer.")
 ]
 DataOption = Annotated[Path, typer.Option("--data", help="Folder of the generated shards.")]
+RunOption = Annotated[Path, typer.Option("--run", help="The folder that `train` wrote.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
-
-
-@app.command()
-def target(out: Annotated[Path, typer.Argument(help="Empty or new folder to write.")]) -> None:
-    """Write SmolLM2-135M-Instruct, without an MTP layer, from the installed wheel."""
-    from safetensors.torch import save_file
-
-    from sglang_ascend.models import smollm2
-
-    out.mkdir(parents=True, exist_ok=True)
-    save_file(dict(smollm2.target_tensors()), out / "model.safetensors", metadata={"format": "pt"})
-    smollm2.write_json(out / "config.json", smollm2.target_config())
-    smollm2.save_tokenizer(out)
 
 
 @app.command()
@@ -43,16 +32,19 @@ def generate(
     tokens: Annotated[int, typer.Option(min=1, help="Stop after this many sampled tokens.")],
     seed: Annotated[int, typer.Option(help="One seed per process; names the shards.")] = 0,
     rows: Annotated[int, typer.Option(min=1, help="Conversations decoded at once.")] = 96,
+    shard: Annotated[int, typer.Option(min=1, help="Conversations in a shard.")] = 128,
     threads: ThreadsOption = 1,
 ) -> None:
     """Let the target write user turns and replies; store tokens and hiddens. Resumable."""
     _use_threads(threads)
-    from sglang_ascend.training.generate import GenerateConfig, generate_shards
-    from sglang_ascend.training.outputs import read_prompts
-    from sglang_ascend.training.prompts import prompt_key
+    from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
+    from sglang_ascend.training.generation.outputs import read_prompts
+    from sglang_ascend.training.generation.prompts import prompt_key
+    from sglang_ascend.training.targets.families import Target
 
     excluded = {prompt_key(row["prompt"]) for row in read_prompts(exclude)}
-    generate_shards(folder, data, GenerateConfig(seed=seed, rows=rows), excluded, tokens)
+    config = GenerateConfig(seed=seed, rows=rows, sequences_per_shard=shard)
+    generate_shards(Target.open(folder), data, config, excluded, tokens)
 
 
 @app.command()
@@ -65,6 +57,9 @@ def train(
     muon_rate: Annotated[
         float, typer.Option(min=0.0, help="Peak rate of the matrices by Muon; 0 means AdamW.")
     ] = 0.02,
+    average_decay: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Decay of the weights' moving average.")
+    ] = 0.98,
     tokens_per_batch: Annotated[int, typer.Option(min=64, help="Padded tokens a batch.")] = 2048,
     num_steps: Annotated[int, typer.Option(min=1, max=15, help="Depth K of the recursion.")] = 3,
     hard_weight: Annotated[
@@ -76,20 +71,26 @@ def train(
     hidden_weight: Annotated[
         float, typer.Option(min=0.0, help="Weight of smooth-L1 to the target's hidden.")
     ] = 1.0,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Leave the target's own MTP layer aside.")
+    ] = False,
     seed: int = 0,
     threads: ThreadsOption = 1,
 ) -> None:
-    """Train the layer; kill it and run the same command to go on."""
+    """Train the target's MTP layer, or a new one where it has none; run again to go on."""
     _use_threads(threads)
     from sglang_ascend.training.loss import LossConfig
-    from sglang_ascend.training.start import started_layer
+    from sglang_ascend.training.targets.families import Target
+    from sglang_ascend.training.targets.start import started_layer
     from sglang_ascend.training.trainer import TrainConfig, Trainer
 
-    layer, embedding = started_layer(folder, data, out, seed)
+    target = Target.open(folder)
+    layer = started_layer(target, data, out, seed, from_scratch)
     config = TrainConfig(
         max_steps=max_steps,
         learning_rate=learning_rate,
         muon_rate=muon_rate,
+        average_decay=average_decay,
         tokens_per_batch=tokens_per_batch,
         seed=seed,
     )
@@ -99,19 +100,19 @@ def train(
         soft_weight=soft_weight,
         hidden_weight=hidden_weight,
     )
-    Trainer(layer, embedding, embedding, data, out, config, loss).run()  # a tied head
+    Trainer(layer, *target.embedding_and_head(), data, out, config, loss).run()
 
 
 @app.command()
 def evaluate(
     folder: TargetOption,
-    layer: Annotated[
-        Path, typer.Option("--layer", help="mtp.safetensors or a trainer's checkpoint.safetensors.")
-    ],
     prompts: Annotated[Path, typer.Option(help="JSON list of {domain, prompt}.")],
     outputs: Annotated[
         Path, typer.Option(help="Cache file of the target's greedy outputs; made if missing.")
     ],
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of a training; without it the target's own layer.")
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Length of each reply.")] = 192,
     num_steps: Annotated[int, typer.Option(min=1, max=15, help="Drafts per verify.")] = 3,
     vocabulary: Annotated[
@@ -123,20 +124,18 @@ def evaluate(
     _use_threads(threads)
     from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
     from sglang_ascend.training.acceptance import evaluate as measure
-    from sglang_ascend.training.mtp_mimo import load_layer
-    from sglang_ascend.training.outputs import (
-        greedy_outputs,
-        load_outputs,
-        read_prompts,
-        save_outputs,
-    )
+    from sglang_ascend.training.generation import outputs as replies
+    from sglang_ascend.training.targets.families import Target
+    from sglang_ascend.training.targets.start import own_layer, trained_layer
 
+    target = Target.open(folder)
+    layer = trained_layer(target, run) if run else own_layer(target)
     if not outputs.exists():
-        save_outputs(outputs, greedy_outputs(folder, read_prompts(prompts), max_new_tokens))
-    trained, embedding = load_layer(folder, layer)
-    draft_ids = read_draft_vocabulary(vocabulary, len(embedding)) if vocabulary else None
-    replies = load_outputs(outputs)
-    report = measure(trained, replies, embedding, embedding, num_steps, draft_ids)
+        rows = replies.read_prompts(prompts)
+        replies.save_outputs(outputs, replies.greedy_outputs(target, rows, max_new_tokens))
+    embedding, head = target.embedding_and_head()
+    draft_ids = read_draft_vocabulary(vocabulary, len(head)) if vocabulary else None
+    report = measure(layer, replies.load_outputs(outputs), embedding, head, num_steps, draft_ids)
     typer.echo(json.dumps(report, indent=2))
 
 
@@ -160,27 +159,47 @@ def vocabulary(
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Argument(help="A trainer's checkpoint.safetensors.")],
-    out: Annotated[Path, typer.Argument(help="The file to write, such as mtp.safetensors.")],
+    folder: TargetOption,
+    run: RunOption,
+    out: Annotated[
+        Path,
+        typer.Argument(help="New folder to serve, or a .safetensors file for the layer alone."),
+    ],
 ) -> None:
-    """Write the averaged weights in bf16 under SGLang's names."""
-    from sglang_ascend.training.export import export as write
-    from sglang_ascend.training.trainer import read_average
+    """Join target and trained layer into a folder for `--model-path`, and check it."""
+    from sglang_ascend.training.export import export, export_layer
+    from sglang_ascend.training.targets.families import Target
+    from sglang_ascend.training.targets.start import trained_layer
 
-    write(read_average(checkpoint), out)
+    target = Target.open(folder)
+    layer = trained_layer(target, run)
+    if out.suffix == ".safetensors":
+        export_layer(layer, out)
+    else:
+        export(target, layer, out)
 
 
 @app.command()
 def provenance(
-    work: Annotated[Path, typer.Argument(help="The recipe's work folder.")],
+    data: DataOption,
+    run: RunOption,
     out: Annotated[Path, typer.Argument(help="The file to write, such as provenance.json.")],
-    note: Annotated[str, typer.Option(help="What this build did beside the recipe.")] = "",
+    facts: Annotated[
+        Path | None, typer.Option(help="JSON object to begin with: model, licence, sources.")
+    ] = None,
+    add: Annotated[
+        list[str] | None, typer.Option(help="NAME=FILE.json to put under NAME; repeatable.")
+    ] = None,
+    note: Annotated[str, typer.Option(help="What this build did beside its recipe.")] = "",
 ) -> None:
-    """Gather sources, versions, losses and acceptance of a recipe's run into one JSON file."""
-    from sglang_ascend.models.smollm2 import write_json
-    from sglang_ascend.training.smollm2_provenance import record
+    """Write where a layer comes from: data, settings, losses, versions, commit and what you add."""
+    from sglang_ascend.training.provenance import read_json, record, write_record
 
-    write_json(out, record(work, note))
+    begin = read_json(facts) if facts else {}
+    added = {
+        name: read_json(Path(file)) for name, _, file in (pair.partition("=") for pair in add or ())
+    }
+    write_record(out, {**begin, "note": note, **record(data, run), **added})
 
 
 def _use_threads(threads: int) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from sglang_ascend.training.conversation import FORCED
+from sglang_ascend.training.generation.conversation import FORCED
 
 Tensor = torch.Tensor
 

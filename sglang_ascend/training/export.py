@@ -1,44 +1,66 @@
-"""A trained MTP layer under the names and in the dtype that SGLang's MiMo loader reads."""
+"""A trained layer joined with its target into a folder that SGLang serves."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
+from sglang_ascend.checkpoint import validate_checkpoint
+from sglang_ascend.checkpoint.shards import INDEX_NAME
+from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.targets.layer import MTPLayer
+
 Tensor = torch.Tensor
-PREFIX = "model.mtp_layers.0."
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
-def checkpoint_tensors(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """bf16 tensors by checkpoint name, with the zero q/k/v biases that Qwen2 has.
+def export(target: Target, layer: MTPLayer, out: Path) -> None:
+    """Writes the target with `layer` to `out`, and checks it as a server would.
+
+    The files are the target's. The layer goes to the last one, and leaves those that held another.
 
     Raises:
-        ValueError: a weight is not finite.
+        FileExistsError: `out` holds files already.
+        CheckpointError: the result could not be served.
     """
-    tensors: dict[str, Tensor] = {}
-    for name, weight in weights.items():
-        if not torch.isfinite(weight).all():
-            raise ValueError(f"{name} holds NaN or infinity: train again with a lower rate.")
-        tensors[PREFIX + name] = weight.detach().to(torch.bfloat16).contiguous()
-        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
-            bias = torch.zeros(len(weight), dtype=torch.bfloat16)
-            tensors[PREFIX + name.replace(".weight", ".bias")] = bias
-    return tensors
+    if out.exists() and any(out.iterdir()):
+        raise FileExistsError(f"{out} is not empty: name a new folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    new = layer.to_checkpoint()
+    shards = sorted({entry.file for entry in target.tensors.values()})
+    weight_map = {}
+    for shard in shards:
+        tensors = _without_layer(shard, target.mtp_prefix) | (new if shard == shards[-1] else {})
+        save_file(tensors, out / shard.name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, shard.name)
+    if len(shards) > 1:
+        _write_json(out / INDEX_NAME, {"metadata": {}, "weight_map": weight_map})
+    for path in target.folder.iterdir():
+        if path.is_file() and not path.name.endswith((*_WEIGHTS, INDEX_NAME)):
+            shutil.copyfile(path, out / path.name)
+    _write_json(out / "config.json", target.served_config)
+    for path in out.iterdir():
+        path.chmod(0o644)  # safetensors writes files that only their owner may read
+    validate_checkpoint(out)
 
 
-def layer_weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Inverse of `checkpoint_tensors`: fp32 weights under the trainable layer's names."""
-    return {
-        name.removeprefix(PREFIX): tensor.float()
-        for name, tensor in tensors.items()
-        if name.startswith(PREFIX) and not name.endswith(".bias")
-    }
-
-
-def export(weights: dict[str, Tensor], path: Path) -> None:
-    """Writes the servable layer to `path`, replacing it atomically."""
+def export_layer(layer: MTPLayer, path: Path) -> None:
+    """Writes the layer's tensors alone to `path`, replacing it atomically."""
     temporary = path.with_suffix(".part")
-    save_file(checkpoint_tensors(weights), temporary, metadata={"format": "pt"})
-    temporary.rename(path)
+    save_file(layer.to_checkpoint(), temporary, metadata={"format": "pt"})
+    temporary.replace(path)
+
+
+def _without_layer(shard: Path, prefix: str) -> dict[str, Tensor]:
+    with safe_open(shard, "pt") as file:
+        names = [name for name in file.keys() if not name.startswith(prefix)]  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in names}
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,11 +1,10 @@
-"""What every trainable MTP layer offers, and the attention rule of its recursion.
+"""What a trainable MTP layer offers, and the attention rule of its recursion.
 
-`loss`, `trainer` and `acceptance` use only this; `mtp_mimo` and `deepseek` implement it.
+`loss`, `trainer` and `acceptance` use only this; `targets.layer` implements it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,16 +17,22 @@ Tensor = torch.Tensor
 class ChainCache:
     """Keys and values of the steps done so far, for one batch of sequences.
 
-    `steps[j]` holds what the layer stored in step j + 1: any tuple of tensors whose dimension 1
-    is the slot. A layer appends exactly one entry per `forward`; `step` is the next one's number.
+    `steps[j]` holds what the layer stored in step j + 1, two tensors [batch, heads, slots, dim].
+    transformers' attention calls `update` once in each forward, as it does with its own caches.
     """
 
-    steps: list[tuple[Tensor, ...]] = field(default_factory=list)
+    steps: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     @property
     def step(self) -> int:
-        """Number, from 1, of the step that the next `forward` computes."""
+        """Number, from 1, of the step that the next forward computes."""
         return len(self.steps) + 1
+
+    def update(self, keys: Tensor, values: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        """Adds one step; returns all steps' keys and values, joined along the slots."""
+        self.steps.append((keys, values))
+        every_key, every_value = zip(*self.steps, strict=True)
+        return torch.cat(every_key, 2), torch.cat(every_value, 2)
 
 
 def chain_mask(num_slots: int, step: int, device: torch.device | str = "cpu") -> Tensor:
@@ -42,7 +47,7 @@ def chain_mask(num_slots: int, step: int, device: torch.device | str = "cpu") ->
     return torch.cat([causal] + [own] * (step - 1), 1)
 
 
-class MTPLayer(Protocol):
+class ChainLayer(Protocol):
     """A trainable MTP layer, without embedding and head (the target's, frozen).
 
     Slot i of a sequence pairs the hidden at position i with the embedding of token i + 1 and
@@ -51,7 +56,7 @@ class MTPLayer(Protocol):
     (after the final norm) at position i in step 1, the layer's own output of step k - 1 later.
     """
 
-    def forward(
+    def __call__(
         self, hidden: Tensor, embeddings: Tensor, positions: Tensor, cache: ChainCache
     ) -> Tensor:
         """One step for every slot of every sequence.
@@ -69,17 +74,9 @@ class MTPLayer(Protocol):
         """
         ...
 
-    def __call__(
-        self, hidden: Tensor, embeddings: Tensor, positions: Tensor, cache: ChainCache
-    ) -> Tensor: ...
-
-    def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]: ...
-
-    def state_dict(self) -> dict[str, Tensor]: ...
-
 
 def run_chain(
-    layer: MTPLayer, hidden: Tensor, tokens: Tensor, embedding: Tensor, num_steps: int
+    layer: ChainLayer, hidden: Tensor, tokens: Tensor, embedding: Tensor, num_steps: int
 ) -> list[Tensor]:
     """Teacher-forced recursion over whole sequences.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from sglang_ascend.training.data import (
@@ -21,9 +21,10 @@ from sglang_ascend.training.data import (
 )
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.loss import LossConfig, chain_loss
-from sglang_ascend.training.nano_muon import Muon
+from sglang_ascend.training.muon import Muon
 
 Tensor = torch.Tensor
+CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,9 @@ class Trainer:
 
     def _save(self) -> None:
         """Writes everything to one safetensors file, atomically."""
-        tensors = {f"layer.{k}": v.detach() for k, v in self.layer.named_parameters()}
-        tensors |= {f"average.{k}": v for k, v in self.average.items()}
+        state = self.layer.state_dict()  # the parameters and, as they are, the buffers
+        tensors = {f"layer.{k}": v for k, v in state.items()}
+        tensors |= {f"average.{k}": self.average.get(k, v.clone()) for k, v in state.items()}
         for name, parameter in self.layer.named_parameters():
             for key, value in self._state_of(parameter).items():
                 tensors[f"optimizer.{name}.{key}"] = value
@@ -157,7 +159,7 @@ class Trainer:
         }
         part = self.out / "checkpoint.part"
         save_file(tensors, part, metadata={"progress": json.dumps(progress)})
-        part.rename(self.out / "checkpoint.safetensors")
+        part.rename(self.out / CHECKPOINT)
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         """The mutable state that this parameter's optimizer keeps of it."""
@@ -167,19 +169,16 @@ class Trainer:
         raise KeyError("parameter without optimizer")
 
     def _restore(self) -> bool:
-        path = self.out / "checkpoint.safetensors"
+        path = self.out / CHECKPOINT
         if not path.exists():
             return False
         with safe_open(path, "pt") as file:
             progress = json.loads(file.metadata()["progress"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        self.layer.load_state_dict(_below("layer.", tensors))
         for name, parameter in self.layer.named_parameters():
-            parameter.data.copy_(tensors[f"layer.{name}"])
             self.average[name].copy_(tensors[f"average.{name}"])
-            start = f"optimizer.{name}."
-            for key, value in tensors.items():
-                if key.startswith(start):
-                    self._state_of(parameter)[key.removeprefix(start)] = value
+            self._state_of(parameter).update(_below(f"optimizer.{name}.", tensors))
         self.step = progress["step"]
         self.pass_number = progress["pass_number"]
         self.batch_number = progress["batch_number"]
@@ -187,11 +186,20 @@ class Trainer:
         return True
 
 
-def read_average(checkpoint: Path) -> dict[str, Tensor]:
-    """The moving average of the weights in a trainer's checkpoint: what is evaluated, exported."""
-    with safe_open(checkpoint, "pt") as file:
-        names = [key for key in file.keys() if key.startswith("average.")]  # noqa: SIM118
-        return {name.removeprefix("average."): file.get_tensor(name) for name in names}
+def read_average(out: Path) -> dict[str, Tensor]:
+    """The moving average of the weights in a trainer's folder: what is evaluated and exported.
+
+    Raises:
+        FileNotFoundError: nothing was trained there.
+    """
+    if not (out / CHECKPOINT).exists():
+        raise FileNotFoundError(f"{out} holds no {CHECKPOINT}: run `train` first.")
+    return _below("average.", load_file(out / CHECKPOINT))
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with `prefix`, without it."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _optimizers(layer: torch.nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:

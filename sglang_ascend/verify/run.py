@@ -16,11 +16,11 @@ from rich.progress import TaskID
 
 from sglang_ascend.verify.checks import Check, PartResult, Progress
 from sglang_ascend.verify.machine import Machine
-from sglang_ascend.verify.operator_speed import time_operators
-from sglang_ascend.verify.operators import check_operators
+from sglang_ascend.verify.operators.against_reference import check_operators
+from sglang_ascend.verify.operators.speed import time_operators
+from sglang_ascend.verify.operators.synchronisation import check_synchronisation
 from sglang_ascend.verify.serving import Setting, check_serving
 from sglang_ascend.verify.serving_waits import check_waits
-from sglang_ascend.verify.synchronisation import check_synchronisation
 
 PARTS = ("operators", "synchronisation", "operator-speed", "serving", "serving-waits")
 NOT_EMULATED = "an emulated NPU has no speed, and serves no model here"

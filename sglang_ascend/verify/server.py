@@ -27,7 +27,10 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServerProcess:
-    """A running server. The constructor returns at once; always ``stop``."""
+    """A running server. The constructor returns at once; always ``stop``.
+
+    ``environment`` is added to this process's; a PYTHONPATH in it is searched first.
+    """
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class ServerProcess:
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 [*program, *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
-                env={**os.environ, **(environment or {})},
+                env=_environment(environment or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -94,6 +97,11 @@ class ServerProcess:
 
     def log_tail(self, num_lines: int = 40) -> str:
         return "\n".join(line[:500] for line in deque(self.log().splitlines(), num_lines))
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    paths = (variables.get("PYTHONPATH") for variables in (added, os.environ))
+    return {**os.environ, **added, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def free_port() -> int:

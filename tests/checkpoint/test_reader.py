@@ -20,8 +20,6 @@ from sglang_ascend.checkpoint.reader import DTYPE_BITS, read_header
 
 FUZZ = settings(
     max_examples=200,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 WHOLE = save(

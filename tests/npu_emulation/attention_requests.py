@@ -1,4 +1,4 @@
-"""Requests of attention: random operands, pages of them, and what loops in float64 make of them."""
+"""Requests of attention: random operands, their pages, and the results of loops in float64."""
 
 from __future__ import annotations
 

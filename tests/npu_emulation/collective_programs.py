@@ -38,7 +38,7 @@ def _hosts() -> dist.ProcessGroup | None:
 
 
 def hosts_meet() -> None:
-    """Before any of them stands at a collective, for which the others' devices would go on."""
+    """No host waits in a collective until all are here, so no device has to go on for a peer."""
     dist.barrier(_hosts())
 
 
@@ -129,7 +129,7 @@ def replayed(rank: int) -> Any:
 
 
 def waits_in_another_order(rank: int) -> Any:
-    """Rank 0 waits for its device, then meets rank 1's host, which waits for its device after."""
+    """Rank 0 waits for its device and then for rank 1's host, which waits for its device later."""
     tensor = on_device(rank)
     dist.all_reduce(tensor)
     if rank == 0:

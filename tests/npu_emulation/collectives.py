@@ -1,8 +1,8 @@
 """HCCL's collectives as work of a stream: each runs when its stream is waited for, and exchanges
 with the other ranks' processes over gloo.
 
-A rank whose work runs as late as is allowed can keep a peer waiting for good: the hosts may wait
-for each other, and a device would have gone on by itself. So a thread of each rank lets its device
+A rank whose work runs as late as possible can keep a peer waiting for ever, because the hosts may
+wait for each other; a real device would go on by itself. So a thread of each rank lets its device
 work up to a collective at which a peer has stood for PATIENCE seconds.
 """
 

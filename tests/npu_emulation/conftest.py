@@ -15,7 +15,7 @@ from npu_emulation.device_work import raise_failures
 from npu_emulation.numerics import Numerics
 
 if TYPE_CHECKING:
-    from npu_emulation.greedy_oracle import Oracle
+    from greedy_oracle import Oracle
 
 # The number by which torch_npu's own Meta kernels know the SoCs.
 SOCS = {"Ascend910B3": 223, "Ascend910_9392": 253, "Ascend950PR_9599": 260}
@@ -59,7 +59,7 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def oracle(deepseek: Path) -> Oracle:
-    from npu_emulation.greedy_oracle import Oracle  # loads transformers
+    from greedy_oracle import Oracle  # loads transformers
 
     return Oracle(deepseek)
 
@@ -76,7 +76,7 @@ def guessable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def exact(guessable: Path) -> Oracle:
-    from npu_emulation.greedy_oracle import Oracle
+    from greedy_oracle import Oracle
 
     return Oracle(guessable)
 

@@ -34,7 +34,7 @@ _ATB = "_ZN3atb"  # its operators cannot be created here, which torch_npu report
 
 @dataclass
 class Counts:
-    """Calls by kind, those that were made; `launched` has the name of every launch, in order."""
+    """Number of calls of each kind that was made; `launched` names every launch, in order."""
 
     calls: dict[str, int] = field(default_factory=dict)
     launched: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ def num_pending() -> int:
 
 
 def stubs_called() -> dict[str, int]:
-    """CANN functions that this process called and that only succeed, doing nothing."""
+    """CANN functions that this process called and that do nothing but succeed."""
     found, number = {}, 0
     while name := runtime.npu_emulation_stub_name(number):
         if calls := runtime.npu_emulation_stub_calls(number):

@@ -111,7 +111,8 @@ def copies_on_device_skipped() -> Iterator[None]:
 
 
 def alias(value: object) -> object:
-    """An `npu` tensor as a CPU tensor over its memory, not keeping it alive; else the value."""
+    """An `npu` tensor as a CPU tensor over the same memory, which it does not keep alive; any other
+    value as it is."""
     if not isinstance(value, torch.Tensor) or value.device.type != "npu":
         return value
     storage = value.untyped_storage()

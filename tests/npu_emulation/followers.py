@@ -1,6 +1,6 @@
-"""The other ranks of a server, each in a process of its own with the command of this one.
+"""The other ranks of a server: each is a process of its own that runs the same command.
 
-They are not sent requests: SGLang broadcasts those from rank 0. Each reports for itself.
+They get no requests from here, because SGLang broadcasts those from rank 0. Each writes its report.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""python -m npu_emulation.mutated_mtp MISTAKE ARGUMENTS...: as npu_emulation.serve, and MTP's step
-has a mistake."""
+"""python -m npu_emulation.mutated_mtp MISTAKE ARGUMENTS...: npu_emulation.serve with a mistake in
+MTP's step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from npu_emulation import serve
 from npu_emulation.mutated import no_wait_for_results
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import chain
-from sglang_ascend.plugin import mtp_forwards, mtp_worker, npu_scheduling, step_graphs
+from sglang_ascend.plugin.mtp import forwards as mtp_forwards
+from sglang_ascend.plugin.mtp import worker as mtp_worker
+from sglang_ascend.plugin.npu import scheduling as npu_scheduling
+from sglang_ascend.speculative import captured
 
 
 def swapped_block_table() -> None:
@@ -50,12 +53,12 @@ def _verify_with(mistaken: Callable[[StepMetadata], StepMetadata]) -> None:
             metadata = mistaken(metadata)
         return run(runner, metadata, forward_batch)
 
-    step_graphs.run_model = run_model
+    mtp_forwards.run_model = run_model
 
 
 def lengths_of_the_first_step() -> None:
     """The captured step's lengths are not written again while the requests stay the same."""
-    fill = step_graphs.StepBuffers.fill
+    fill = captured.StepBuffers.fill
 
     def stale(buffers: Any, candidates: torch.Tensor, requests: Any) -> None:
         first = buffers.seq_lens.clone() if buffers._num_filled == len(candidates) else None
@@ -63,7 +66,7 @@ def lengths_of_the_first_step() -> None:
         if first is not None:
             buffers.seq_lens.copy_(first)
 
-    step_graphs.StepBuffers.fill = stale
+    captured.StepBuffers.fill = stale
 
 
 def one_buffer_for_lengths() -> None:
@@ -79,14 +82,14 @@ def one_buffer_for_lengths() -> None:
 
 def a_wait_in_every_step() -> None:
     """Tokens are right, and the host waits for the device to have them."""
-    step = mtp_worker.MTPWorker._step
+    step = mtp_worker.speculative_step
 
-    def waiting(worker: Any, *args: Any) -> Any:
-        result, replayed = step(worker, *args)
+    def waiting(*args: Any) -> Any:
+        result = step(*args)
         result.accept_lens[0].item()
-        return result, replayed
+        return result
 
-    mtp_worker.MTPWorker._step = waiting
+    mtp_worker.speculative_step = waiting
 
 
 MISTAKES = {

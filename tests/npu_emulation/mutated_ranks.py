@@ -10,7 +10,7 @@ import torch
 from sglang.srt.distributed.parallel_state import GroupCoordinator
 
 from npu_emulation import serve
-from sglang_ascend.plugin import batch_sampling
+from sglang_ascend.plugin.mtp import batch_sampling
 
 
 def no_all_reduce() -> None:

@@ -18,11 +18,11 @@ from typing import Any
 import psutil
 import pytest
 import requests
+from greedy_oracle import Oracle
 from serving.launched_server import LaunchedServer, Reply, ServerConfig, greedy
 from step_trace import check_step, events_of, steps_of
 from transformers import AutoTokenizer
 
-from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.sglang_runs import chat_prompts, prompt
 from sglang_ascend.env import TRACE
 from sglang_ascend.models.catalog import model_path

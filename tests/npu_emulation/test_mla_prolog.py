@@ -1,5 +1,4 @@
-"""`npu_mla_prolog_v3` on the emulated NPU is what loops over elements say, and what it is not made
-for goes to the small operators.
+"""`npu_mla_prolog_v3` on the emulated NPU is what loops over elements say.
 
 The oracle is float64, from the formulas of the operator's documentation; a mistake in each step of
 the definition is caught.
@@ -8,14 +7,15 @@ the definition is caught.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch_npu
 
 from npu_emulation.goldens import kvcache, mla, norms, rotary
-from sglang_ascend.ops import mla as ops
 from sglang_ascend.ops.npu import CallRefused, CheckedCalls
+from sglang_ascend.ops.npu.constraints.mla import FRACTAL_NZ
 
 ROWS, HIDDEN, RANK, HEADS, NOPE, LATENT, ROPE, PAGE = 3, 24, 12, 2, 6, 10, 8, 16
 EPS_CQ, EPS_CKV = 0.25, 0.5
@@ -157,38 +157,34 @@ def test_a_mistake_in_the_definition_is_caught(numerics, monkeypatch, mistake):
         check_prolog()
 
 
-def documented_call(hidden_size: int = 6144) -> tuple:
-    """Operands of ``mla.prolog`` on the NPU, of one head, packed."""
-    bf16 = {"dtype": torch.bfloat16, "device": "npu"}
-    projections = ops.Projections(
-        torch.ones(hidden_size, 1536, **bf16),
-        torch.ones(1536, **bf16),
-        torch.ones(1536, 192, **bf16),
-        torch.ones(1, 128, 512, **bf16),
-        torch.ones(hidden_size, 576, **bf16),
-        torch.ones(512, **bf16),
-    )
-    angles = torch.ones(2, 64, **bf16), torch.zeros(2, 64, **bf16)
-    slots = torch.tensor([0, 1], device="npu")
-    caches = torch.zeros(1, 16, 1, 512, **bf16), torch.zeros(1, 16, 1, 64, **bf16)
-    x = torch.ones(2, hidden_size, **bf16)
-    return x, ops.packed(projections), *angles, slots, *caches
+def documented_call(pack: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The smallest sizes of the documentation, of one head."""
 
+    def ones(*shape: int) -> torch.Tensor:
+        return torch.ones(*shape, dtype=torch.bfloat16, device="npu")
 
-def test_the_documented_sizes_take_one_operator_and_others_the_small_ones(numerics):
-    fused = {"npu::npu_mla_prolog_v3"}
-    small = {"npu::npu_rms_norm", "npu::npu_interleave_rope", "npu::npu_kv_rmsnorm_rope_cache"}
-    for hidden_size, expected in ((6144, fused), (4096, small)):
-        call = documented_call(hidden_size)
-        numerics.computed.clear()
-        with CheckedCalls() as checked:
-            ops.prolog(*call, eps=1e-6)
-        assert {name for name in numerics.computed if name.startswith("npu::")} == expected
-        assert not checked.unknown
+    return {
+        "token_x": ones(2, 6144),
+        "weight_dq": pack(ones(6144, 1536)),
+        "weight_uq_qr": pack(ones(1536, 192)),
+        "weight_uk": ones(1, 128, 512),
+        "weight_dkv_kr": pack(ones(6144, 576)),
+        "rmsnorm_gamma_cq": ones(1536),
+        "rmsnorm_gamma_ckv": ones(512),
+        "rope_sin": ones(2, 64),
+        "rope_cos": ones(2, 64),
+        "cache_index": torch.tensor([0, 1], device="npu"),
+        "kv_cache": ones(1, 16, 1, 512),
+        "kr_cache": ones(1, 16, 1, 64),
+    }
 
 
 def test_weights_that_were_not_packed_are_refused(numerics):
-    x, projections, *rest = documented_call()
-    plain = projections._replace(w_uq_qr=projections.w_uq_qr.clone())
+    packed = documented_call(lambda weight: torch_npu.npu_format_cast(weight, FRACTAL_NZ))
+    plain = documented_call(lambda weight: weight)
+    with CheckedCalls() as checked:
+        torch.ops.npu.npu_mla_prolog_v3(**packed)
+    assert not checked.unknown
+    mixed = packed | {"weight_uq_qr": plain["weight_uq_qr"]}
     with CheckedCalls(), pytest.raises(CallRefused, match="weight_uq_qr is stored in the NZ"):
-        ops.prolog(x, plain, *rest, eps=1e-6)
+        torch.ops.npu.npu_mla_prolog_v3(**mixed)

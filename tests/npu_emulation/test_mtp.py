@@ -7,8 +7,8 @@ Tokens are judged by greedy_oracle.py. Label of all this: "host path on emulated
 from __future__ import annotations
 
 import pytest
+from greedy_oracle import Oracle
 
-from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import check_budget, decodes, served_by_mtp, tokens_per_step
 from npu_emulation.report import Report
 from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, chat_prompts, prompt, requests, served

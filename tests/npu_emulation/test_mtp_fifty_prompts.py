@@ -11,10 +11,10 @@ import json
 from pathlib import Path
 
 import pytest
+from greedy_oracle import Oracle
 from serving.serving_prompts import lossless_mix
 from transformers import AutoTokenizer
 
-from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import served_by_mtp, tokens_per_step
 from npu_emulation.sglang_runs import EAGER, requests
 from npu_emulation.test_mtp import CLASSES, DEEPSEEK

@@ -10,9 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from greedy_oracle import Oracle
 
 from npu_emulation import random_deepseek
-from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.report import Report
 from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, NEXTN, prompt, requests, served
 

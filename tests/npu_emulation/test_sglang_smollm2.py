@@ -6,8 +6,8 @@ Without ASCEND_USE_FIA prompts and decode go through ATB's attention.
 from __future__ import annotations
 
 import pytest
+from greedy_oracle import Oracle
 
-from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import served_by_mtp
 from npu_emulation.sglang_runs import FUSED_ATTENTION, chat_prompts, requests, served
 from sglang_ascend.models.catalog import model_path

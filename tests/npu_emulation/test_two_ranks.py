@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from greedy_oracle import Oracle
 
-from npu_emulation.greedy_oracle import Oracle
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget, decodes, tokens_per_step
 from npu_emulation.report import Report
 from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, chat_prompts, prompt, requests, served

@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from sglang_ascend.ops.attention import launched, tiles, triton_kernels
+from sglang_ascend.ops.attention import tiles, triton_kernels
+from sglang_ascend.ops.attention import triton as bodies
 
 TARGET = GPUTarget("cuda", 90, 32)
 OPTIONS = ("num_warps", "num_stages")
@@ -75,7 +76,7 @@ def compiled(launches: Launches) -> dict[str, int]:
 
 
 def mla_programs(num_heads: int, query_len: int, dtype: torch.dtype) -> None:
-    launched.paged_mla(
+    bodies.paged_mla(
         torch.zeros(query_len, num_heads, 576, dtype=dtype),
         torch.zeros(64, 1, 576, dtype=dtype),
         torch.zeros(1, 128, dtype=torch.int64),
@@ -89,7 +90,7 @@ def mla_programs(num_heads: int, query_len: int, dtype: torch.dtype) -> None:
 
 def gqa_programs(head_dim: int, dtype: torch.dtype) -> None:
     cache = torch.zeros(64, 8, head_dim, dtype=dtype)
-    launched.paged_gqa(
+    bodies.paged_gqa(
         torch.zeros(4, 32, head_dim, dtype=dtype),
         cache,
         cache,

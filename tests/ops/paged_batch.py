@@ -3,6 +3,7 @@
 import torch
 
 from sglang_ascend.ops import attention
+from sglang_ascend.ops.dispatch import REFERENCE
 
 # float32: a score of 64 products errs by about 1e-6, and so does a weight.
 # bf16: each weight is rounded by 2^-9 of its size, which the values (at most 4) carry into the
@@ -105,8 +106,8 @@ class Batch:
             scale=self.scale,
         )
 
-    def gqa_ragged(self):
-        return attention.paged_gqa_ragged(
+    def gqa_ragged(self, name=REFERENCE):
+        return attention.paged_gqa_ragged.implementation(name)(
             self.query,
             self.key_cache,
             self.value_cache,
@@ -143,9 +144,9 @@ class Batch:
             **keywords,
         )
 
-    def mla_ragged(self, apart=False):
+    def mla_ragged(self, name=REFERENCE, apart=False):
         operands, keywords = self.latent_operands(None, apart)
-        return attention.paged_mla_ragged(
+        return attention.paged_mla_ragged.implementation(name)(
             *operands,
             self.table,
             self.kv_lens,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from sglang_ascend.ops.attention import launched, reference, tiles
+from sglang_ascend.ops.attention import reference, tiles, triton
 from sglang_ascend.ops.attention.tiles import (
     ASCEND,
     H100,
@@ -123,7 +123,7 @@ def gqa_call(**changes):
     ],
 )
 def test_mla_takes_what_its_pointers_can_read(changes):
-    assert launched.accepts_mla(**mla_call(**changes))
+    assert triton.accepts_mla(**mla_call(**changes))
 
 
 @pytest.mark.parametrize(
@@ -143,16 +143,16 @@ def test_mla_takes_what_its_pointers_can_read(changes):
 )
 def test_mla_declines_what_they_cannot(changes):
     call = mla_call(**changes)
-    assert not launched.accepts_mla(**call | {"kv_lora_rank": call["query"].shape[2] - 32})
+    assert not triton.accepts_mla(**call | {"kv_lora_rank": call["query"].shape[2] - 32})
 
 
 def test_gqa_takes_heads_one_behind_another_and_declines_others():
     wide, apart = torch.zeros(64, 2, 3, 40), torch.zeros(64, 6, 40)
-    assert launched.accepts_gqa(**gqa_call())
-    assert launched.accepts_gqa(**gqa_call(key_cache=wide[:, 0], value_cache=wide[:, 1]))
-    assert not launched.accepts_gqa(**gqa_call(key_cache=apart[:, ::2]))
-    assert not launched.accepts_gqa(**gqa_call(value_cache=torch.zeros(3, 64, 40).transpose(0, 1)))
-    assert not launched.accepts_gqa(**gqa_call(value_cache=torch.zeros(64, 3, 40).to(torch.int8)))
+    assert triton.accepts_gqa(**gqa_call())
+    assert triton.accepts_gqa(**gqa_call(key_cache=wide[:, 0], value_cache=wide[:, 1]))
+    assert not triton.accepts_gqa(**gqa_call(key_cache=apart[:, ::2]))
+    assert not triton.accepts_gqa(**gqa_call(value_cache=torch.zeros(3, 64, 40).transpose(0, 1)))
+    assert not triton.accepts_gqa(**gqa_call(value_cache=torch.zeros(64, 3, 40).to(torch.int8)))
 
 
 class Recorder:
@@ -184,10 +184,10 @@ def test_a_launch_reads_no_length_on_the_host(monkeypatch, triton_interpreter):
                 gqa_call(block_table=torch.zeros(2, 64, dtype=torch.int64)),
             )
         )
-        assert launched.accepts_mla(**mla)
-        assert launched.accepts_gqa(**gqa)
-        assert launched.paged_mla(**mla).shape == (8, 3, 88)
-        assert launched.paged_gqa(**gqa).shape == (8, 6, 40)
+        assert triton.accepts_mla(**mla)
+        assert triton.accepts_gqa(**gqa)
+        assert triton.paged_mla(**mla).shape == (8, 3, 88)
+        assert triton.paged_gqa(**gqa).shape == (8, 6, 40)
         with pytest.raises(DataDependentOutputException):
             reference.paged_mla(**mla)
     # 1024 positions that the table can hold are eight splits, whatever the lengths are.

@@ -1,5 +1,5 @@
-"""Chain operators: a step's rows and its tail lie where the tokens will, and verification keeps
-exactly what the target said: the output's distribution is the target's.
+"""Chain operators: a step's rows and its draft decodes lie where the tokens will, and verification
+keeps exactly what the target said: the output's distribution is the target's.
 
 Distributions are enumerated with exact fractions over a tiny vocabulary, never sampled.
 """
@@ -20,7 +20,7 @@ VOCABULARY = range(3)
 @pytest.fixture(params=["reference", "numba", "triton"], autouse=True)
 def body(request, monkeypatch, triton_interpreter):
     """Every test here runs on each implementation; Triton's in its interpreter, without a GPU."""
-    for name in ("prepare_step", "verify_chain", "place_tail"):
+    for name in ("prepare_step", "verify_chain", "place_draft_decode"):
         op = getattr(chain, name)
         present = request.param in op._implementations
         monkeypatch.setattr(
@@ -115,23 +115,23 @@ def test_a_prepared_view_would_be_seen():
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 15])
-def test_the_tail_follows_the_last_kept_token(num_steps):
+def test_draft_decodes_follow_the_last_kept_token(num_steps):
     req_to_token = slot_lists(80)
     inputs = prepared(num_steps, req_to_token)
     accept_lens = torch.tensor([1, num_steps + 1, 1 + num_steps // 2, num_steps, 2])
-    tail = chain.place_tail(
+    rows = chain.place_draft_decode(
         torch.tensor(STARTS) + accept_lens,
         accept_lens.int(),
         inputs.slots,
-        torch.arange(num_steps - 1)[:, None],
+        torch.arange(num_steps)[:, None],
     )
-    assert tail.positions.shape == tail.slots.shape == tail.kv_lens.shape == (num_steps - 1, 5)
+    assert rows.positions.shape == rows.slots.shape == rows.kv_lens.shape == (num_steps - 1, 5)
     for request, (start, row) in enumerate(zip(STARTS, ROWS, strict=True)):
         for j in range(num_steps - 1):
             position = start + int(accept_lens[request]) + j
-            assert tail.positions[j, request] == position
-            assert tail.slots[j, request] == req_to_token[row, position]
-            assert tail.kv_lens[j, request] == position + 1
+            assert rows.positions[j, request] == position
+            assert rows.slots[j, request] == req_to_token[row, position]
+            assert rows.kv_lens[j, request] == position + 1
 
 
 @cache

@@ -3,29 +3,42 @@
 import pytest
 import torch
 
-from sglang_ascend.ops import attention, chain, linear, sampling, slots
+from sglang_ascend.ops import attention, chain, layers, linear, quantized, sampling, slots
 from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
 
-ON_CUDA = {
+WITH_TRITON = {
     "attention.paged_gqa": "triton",
     "attention.paged_mla": "triton",
-    "chain.place_tail": "triton",
+    "chain.place_draft_decode": "triton",
     "chain.prepare_step": "triton",
     "chain.verify_chain": "triton",
-    "sampling.draw_kept": "triton",
     "sampling.filter_probs": "triton",
     "sampling.top_k_top_p": "triton",
 }
-# A draw's tile reads past the last row there: the reference draws.
-ON_NPU = {name: body for name, body in ON_CUDA.items() if name != "sampling.draw_kept"}
+# On any device, beside or behind those for one.
+BY_TORCH = {
+    f"attention.{name}"
+    for name in ("paged_gqa", "paged_gqa_ragged", "paged_mla", "paged_mla_ragged")
+}
 ON_CPU = {
     "attention.paged_gqa": "numba",
-    "chain.place_tail": "numba",
+    "chain.place_draft_decode": "numba",
     "chain.prepare_step": "numba",
     "chain.verify_chain": "numba",
+    "layers.add_rms_norm": "numba",
+    "layers.rms_norm": "numba",
+    "layers.rotate_neox": "numba",
+    "layers.swiglu": "numba",
     "linear.prepare": "onednn",
     "linear.linear": "onednn",
-    "sampling.draw_kept": "numba",
+    "quantized.block_fp8_linear": "numba",
+    "quantized.grouped_block_fp8_linear": "numba",
+    "quantized.grouped_integer_linear": "numba",
+    "quantized.grouped_weight_only_linear": "numba",
+    "quantized.integer_linear": "numba",
+    "quantized.quantize_per_token": "numba",
+    "quantized.quantize_static": "numba",
+    "quantized.weight_only_linear": "numba",
     "sampling.filter_probs": "numba",
     "sampling.greedy": "numpy",
     "sampling.top_k_top_p": "numba",
@@ -67,11 +80,15 @@ def test_two_implementations_for_one_device_are_an_error_that_names_both(op):
         op.choose("npu")
 
 
-def test_an_implementation_for_any_device_clashes_with_one_for_some(op):
+def test_one_for_any_device_serves_what_the_one_for_this_device_declines(op):
+    here = implementation("here", {"cpu"})
+    op.register(Implementation("here", here.function, here.devices, accepts=lambda *x: len(x) < 2))
     op.register(implementation("anywhere"))
-    assert op.choose("cpu").name == "anywhere"
-    op.register(implementation("here", {"cpu"}))
-    with pytest.raises(RuntimeError, match="ambiguous"):
+    assert op.choose("cpu").name == "here" and op.choose("npu").name == "anywhere"
+    assert op(torch.empty(1)) == ("here", 0)
+    assert op(torch.empty(1), 5) == ("anywhere", 5)
+    op.register(implementation("everywhere"))
+    with pytest.raises(RuntimeError, match="ambiguous between anywhere, everywhere"):
         op.choose("cpu")
 
 
@@ -133,7 +150,7 @@ def test_a_test_may_name_an_implementation(op):
 
 
 def test_every_operator_is_listed_under_its_own_name():
-    for module in (attention, chain, linear, sampling, slots):
+    for module in (attention, chain, layers, linear, quantized, sampling, slots):
         group = module.__name__.rsplit(".", 1)[1]
         defined = {
             f"{group}.{name}": value
@@ -143,6 +160,7 @@ def test_every_operator_is_listed_under_its_own_name():
         assert defined
         for name, operator in defined.items():
             assert OPS[name] is operator
-            assert operator.choose("cpu").name == ON_CPU.get(name, REFERENCE)
-            assert operator.choose("cuda").name == ON_CUDA.get(name, REFERENCE)
-            assert operator.choose("npu").name == ON_NPU.get(name, REFERENCE)
+            other = "torch" if name in BY_TORCH else REFERENCE
+            assert operator.choose("cpu").name == ON_CPU.get(name, other)
+            assert operator.choose("cuda").name == WITH_TRITON.get(name, other)
+            assert operator.choose("npu").name == WITH_TRITON.get(name, other)

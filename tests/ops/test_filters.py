@@ -1,6 +1,7 @@
 """Temperature, top-k, top-p and min-p have one meaning, and a draw follows it.
 
-The oracle filters one row at a time in float64 Python; draws are counted over a grid of coins.
+The oracle filters one row at a time in float64 Python; draws are counted over a grid of uniform
+numbers.
 """
 
 import math
@@ -84,17 +85,17 @@ def test_the_filters_are_joint_and_not_one_after_the_other():
 
 
 @given(weights=st.lists(st.integers(0, 5), min_size=1, max_size=8).filter(any))
-def test_a_grid_of_coins_draws_each_token_by_its_weight(weights):
+def test_a_grid_of_uniform_numbers_draws_each_token_by_its_weight(weights):
     total, per_unit = sum(weights), 6
-    coins = (torch.arange(total * per_unit, dtype=torch.float64) + 0.5) / (total * per_unit)
-    drawn = sampling.draw(torch.tensor(weights).float().expand(len(coins), -1), coins)
+    grid = (torch.arange(total * per_unit, dtype=torch.float64) + 0.5) / (total * per_unit)
+    drawn = sampling.inverse_cdf(torch.tensor(weights).float().expand(len(grid), -1), grid)
     assert drawn.bincount(minlength=len(weights)).tolist() == [per_unit * w for w in weights]
 
 
-def test_the_ends_of_the_coin_draw_tokens_that_have_weight():
+def test_the_ends_of_the_interval_draw_tokens_that_have_weight():
     weights = torch.tensor([0.0, 0.1, 0.2, 0.0]).expand(3, -1)
-    coins = torch.tensor([0.0, 1 - 2.0**-53, 1 - 2.0**-32], dtype=torch.float64)
-    assert sampling.draw(weights, coins).tolist() == [1, 2, 2]
+    grid = torch.tensor([0.0, 1 - 2.0**-53, 1 - 2.0**-32], dtype=torch.float64)
+    assert sampling.inverse_cdf(weights, grid).tolist() == [1, 2, 2]
 
 
 def murmur3(key: bytes) -> int:

@@ -80,7 +80,13 @@ def without_min_p(logits, temperatures, top_ks, top_ps, min_ps):
     return sampling.filter_probs(logits, temperatures, top_ks, top_ps, torch.zeros_like(min_ps))
 
 
-@pytest.mark.parametrize("rule", [every_equal, one_after_the_other, without_min_p])
+def not_quite_normalised(*rows):
+    return sampling.filter_probs(*rows) * (1 + 2e-5)
+
+
+@pytest.mark.parametrize(
+    "rule", [every_equal, one_after_the_other, without_min_p, not_quite_normalised]
+)
 def test_a_broken_rule_is_caught(rule):
     wrong, _ = filter_differences(rule, *rows_to_filter(1000, 40, seed=6))
     assert wrong > 20

@@ -10,21 +10,17 @@ import pytest
 import torch
 from paged_batch import Batch, agrees, attend_by_loops, uniform_batch
 
-from sglang_ascend.ops.attention import reference
+from sglang_ascend.ops.attention import torch as body
 from sglang_ascend.ops.dispatch import REFERENCE
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 16, 128])
 QUERY_LENS = pytest.mark.parametrize("query_len", [1, 2, 4, 16])
-# Triton's interpreter is slow: test_launched_attention.py has lengths that it can be asked for.
-GQA_BODIES_ON_CPU = [REFERENCE, "numba"]
+# Triton's interpreter is slow: test_triton_attention.py has lengths that it can be asked for.
+BY_TORCH = [REFERENCE, "torch"]
+GQA_BODIES_ON_CPU = [*BY_TORCH, "numba"]
+NAMES = pytest.mark.parametrize("name", BY_TORCH)
 GQA_NAMES = pytest.mark.parametrize("name", GQA_BODIES_ON_CPU)
-# The compiled body declines bf16: through the operator the reference serves it.
-GQA_BODIES = pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(REFERENCE, torch.float32), (REFERENCE, torch.bfloat16), ("numba", torch.float32)],
-    ids=["reference-fp32", "reference-bf16", "numba-fp32"],
-)
 # heads, key heads, dim: groups of 1, 3 and 8 heads.
 GQA_SHAPES = pytest.mark.parametrize("shape", [(4, 4, 16), (9, 3, 64), (8, 1, 32)], ids=str)
 # heads, latent rank, rope dim; no two equal, so that none can be taken for another.
@@ -37,7 +33,8 @@ PREFILL = {"query_lens": [1, 5, 3, 1, 16, 33], "kv_lens": [1, 5, 10, 40, 129, 33
 @PAGE_SIZES
 @QUERY_LENS
 @GQA_SHAPES
-@GQA_BODIES
+@DTYPES
+@GQA_NAMES
 def test_gqa_rows_are_the_softmax_over_the_keys_before_them(
     name, shape, query_len, page_size, dtype
 ):
@@ -45,37 +42,43 @@ def test_gqa_rows_are_the_softmax_over_the_keys_before_them(
     assert agrees(batch.gqa(name), batch.expected())
 
 
+@NAMES
 @DTYPES
 @PAGE_SIZES
 @QUERY_LENS
 @MLA_SHAPES
-def test_mla_rows_are_the_softmax_over_the_latents_before_them(shape, query_len, page_size, dtype):
+def test_mla_rows_are_the_softmax_over_the_latents_before_them(
+    name, shape, query_len, page_size, dtype
+):
     batch = uniform_batch(shape, query_len, page_size, dtype, mla=True)
-    assert agrees(batch.mla(), batch.expected())
+    assert agrees(batch.mla(name=name), batch.expected())
 
 
+@NAMES
 @DTYPES
 @PAGE_SIZES
 @GQA_SHAPES
-def test_gqa_prefill_attends_to_the_prefix_and_to_itself(shape, page_size, dtype):
+def test_gqa_prefill_attends_to_the_prefix_and_to_itself(name, shape, page_size, dtype):
     batch = Batch(shape, **PREFILL, page_size=page_size, dtype=dtype)
-    assert agrees(batch.gqa_ragged(), batch.expected())
+    assert agrees(batch.gqa_ragged(name), batch.expected())
 
 
+@NAMES
 @DTYPES
 @PAGE_SIZES
 @MLA_SHAPES
-def test_mla_prefill_attends_to_the_prefix_and_to_itself(shape, page_size, dtype):
+def test_mla_prefill_attends_to_the_prefix_and_to_itself(name, shape, page_size, dtype):
     batch = Batch(shape, **PREFILL, page_size=page_size, dtype=dtype, mla=True)
-    assert agrees(batch.mla_ragged(), batch.expected())
+    assert agrees(batch.mla_ragged(name), batch.expected())
 
 
+@NAMES
 @PAGE_SIZES
-def test_the_rope_parts_may_be_tensors_of_their_own(page_size):
+def test_the_rope_parts_may_be_tensors_of_their_own(name, page_size):
     decode = uniform_batch((6, 80, 32), 4, page_size, torch.float32, mla=True)
-    assert agrees(decode.mla(apart=True), decode.expected())
+    assert agrees(decode.mla(name=name, apart=True), decode.expected())
     prefill = Batch((6, 80, 32), **PREFILL, page_size=page_size, dtype=torch.float32, mla=True)
-    assert agrees(prefill.mla_ragged(apart=True), prefill.expected())
+    assert agrees(prefill.mla_ragged(name, apart=True), prefill.expected())
 
 
 @PAGE_SIZES
@@ -89,9 +92,10 @@ def test_long_and_short_contexts_share_a_batch(query_len, page_size):
     assert agrees(mla.mla(), mla.expected())
 
 
-def test_a_long_prompt_is_prefilled_in_chunks():
+@NAMES
+def test_a_long_prompt_is_prefilled_in_chunks(name):
     batch = Batch((3, 1, 16), [300, 2], [1400, 1500], 16, torch.float32)
-    assert agrees(batch.gqa_ragged(), batch.expected())
+    assert agrees(batch.gqa_ragged(name), batch.expected())
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 5, 8, 9, 33, 41])
@@ -108,8 +112,8 @@ def test_the_size_of_the_batch_does_not_matter(batch_size):
 def test_one_long_context_does_not_pad_the_short_ones():
     """The vectorised batch is cut by length: the work is near the sum of lengths, not the max."""
     kv_lens = torch.tensor([1500] + [10] * 31)
-    buckets = list(reference._length_buckets(kv_lens))
-    assert len(buckets) <= reference.MAX_BUCKETS
+    buckets = list(body._length_buckets(kv_lens))
+    assert len(buckets) <= body.MAX_BUCKETS
     assert sorted(int(i) for requests, _ in buckets for i in requests) == list(range(32))
     padded = sum(len(requests) * longest for requests, longest in buckets)
     assert padded <= 4 * 1500 + 28 * 10 < 32 * 1500 / 7
@@ -127,32 +131,34 @@ def test_a_cache_in_another_dtype_is_read_at_full_precision():
 @pytest.mark.parametrize("ahead", [1, -1])
 @QUERY_LENS
 def test_a_mask_off_by_one_would_be_seen(query_len, ahead, monkeypatch):
-    honest = reference.visible_keys
+    honest = body.visible_keys
 
     def off_by_one(kv_lens, query_len, max_kv_len):
         return honest(kv_lens + ahead, query_len, max_kv_len)
 
-    monkeypatch.setattr(reference, "visible_keys", off_by_one)
+    monkeypatch.setattr(body, "visible_keys", off_by_one)
     lengths = (2, 16, 17, 63, 129)
     gqa = uniform_batch((9, 3, 64), query_len, 1, torch.bfloat16, lengths=lengths)
     mla = uniform_batch((6, 80, 32), query_len, 1, torch.bfloat16, True, lengths=lengths)
-    assert not agrees(gqa.gqa(), gqa.expected())
-    assert not agrees(mla.mla(), mla.expected())
+    assert not agrees(gqa.gqa("torch"), gqa.expected())
+    assert not agrees(mla.mla(name="torch"), mla.expected())
 
 
 @GQA_NAMES
+@DTYPES
 @QUERY_LENS
-def test_a_key_too_few_would_be_seen(query_len, name):
-    batch = uniform_batch((9, 3, 64), query_len, 1, torch.float32, lengths=(17, 40, 129))
+def test_a_key_too_few_would_be_seen(query_len, dtype, name):
+    batch = uniform_batch((9, 3, 64), query_len, 1, dtype, lengths=(17, 40, 129))
     assert agrees(batch.gqa(name), batch.expected())
     assert not agrees(batch.gqa(name), batch.expected(ahead=-1))
 
 
+@NAMES
 @pytest.mark.parametrize("ahead", [1, -1])
-def test_a_prefill_mask_off_by_one_would_be_seen(ahead):
+def test_a_prefill_mask_off_by_one_would_be_seen(ahead, name):
     prefill = {"query_lens": [5, 3, 16], "kv_lens": [9, 10, 129]}
     batch = Batch((9, 3, 64), **prefill, page_size=16, dtype=torch.bfloat16)
-    assert not agrees(batch.gqa_ragged(), batch.expected(ahead))
+    assert not agrees(batch.gqa_ragged(name), batch.expected(ahead))
 
 
 def test_a_block_table_row_swapped_would_be_seen():

@@ -1,7 +1,8 @@
 """Rejection sampling emits the target's distribution, whatever the draft's.
 
-Probabilities are quarters and coins the midpoints of twelfths, so that counting coins integrates
-exactly: every quotient and every normalised residual is a multiple of 1/12. Nothing is sampled.
+Probabilities are quarters and uniform numbers the midpoints of twelfths, so that counting
+integrates exactly: every quotient and every normalised residual is a multiple of 1/12. Nothing is
+sampled.
 """
 
 from collections.abc import Callable
@@ -43,27 +44,27 @@ def floats(rows: list[Distribution]) -> torch.Tensor:
     return torch.tensor([[float(p) for p in row] for row in rows])
 
 
-COINS = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
-ALL_COINS = torch.cartesian_prod(COINS, COINS, COINS)
+UNIFORM = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
+ALL_UNIFORM = torch.cartesian_prod(UNIFORM, UNIFORM, UNIFORM)
 
 
-def honest(q: torch.Tensor, coins: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Draft distributions, coins of acceptance and coins of the draw, as they should be."""
-    return q, coins[:, :2], coins[:, 2:].expand(-1, NUM_STEPS + 1)
+def honest(q: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Draft distributions, numbers of acceptance and of the draw, as they should be."""
+    return q, uniform[:, :2], uniform[:, 2:].expand(-1, NUM_STEPS + 1)
 
 
-def another_draft(q: torch.Tensor, coins: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def another_draft(q: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Broken: verified against a distribution that the drafts were not drawn from."""
-    return torch.full_like(q, 1 / 3), *honest(q, coins)[1:]
+    return torch.full_like(q, 1 / 3), *honest(q, uniform)[1:]
 
 
-def one_coin(q: torch.Tensor, coins: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Broken: the coin that rejects also draws."""
-    return q, coins[:, :2], torch.cat([coins[:, :2], coins[:, 2:]], dim=1)
+def one_number(q: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Broken: the number that rejects also draws."""
+    return q, uniform[:, :2], torch.cat([uniform[:, :2], uniform[:, 2:]], dim=1)
 
 
 def emitted(target: Draft, draft: Draft, use=honest) -> dict[tuple[int, ...], Fraction]:
-    """Exact distribution of what one step emits, over all drafts and coins."""
+    """Exact distribution of what one step emits, over all drafts and numbers."""
     output: dict[tuple[int, ...], Fraction] = {}
     for drafted in product(VOCABULARY, repeat=NUM_STEPS):
         q_rows = [draft(drafted[:j]) for j in range(NUM_STEPS)]
@@ -73,14 +74,14 @@ def emitted(target: Draft, draft: Draft, use=honest) -> dict[tuple[int, ...], Fr
         if not weight:
             continue
         p = floats([target(drafted[:j]) for j in range(NUM_STEPS + 1)])
-        count = len(ALL_COINS)
-        q, accept_coins, draw_coins = use(floats(q_rows).expand(count, -1, -1), ALL_COINS)
+        count = len(ALL_UNIFORM)
+        q, accept_uniform, draw_uniform = use(floats(q_rows).expand(count, -1, -1), ALL_UNIFORM)
         tokens, accept_lens = chain.verify_by_rejection(
             p.expand(count, -1, -1),
             q,
             torch.tensor([drafted]).expand(count, -1),
-            accept_coins,
-            draw_coins,
+            accept_uniform,
+            draw_uniform,
         )
         for row, length in zip(tokens.tolist(), accept_lens.tolist(), strict=True):
             key = tuple(row[:length])
@@ -120,7 +121,7 @@ def test_the_drafts_of_this_test_are_kept_to_every_length():
     assert lengths == {1, 2, 3}
 
 
-@pytest.mark.parametrize("use", [another_draft, one_coin])
+@pytest.mark.parametrize("use", [another_draft, one_number])
 def test_a_broken_use_has_another_distribution(use):
     distances = []
     for start in STARTS:

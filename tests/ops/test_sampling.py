@@ -1,5 +1,5 @@
-"""The greedy draw is the first of the largest logits of a row, whoever computes it, and a race
-draws each token as often as its weight says.
+"""The greedy draw is the first of the largest logits of a row, whoever computes it, and
+exponential sampling draws each token as often as its weight says.
 
 The oracles are Python's max over a list, and the weights themselves.
 """
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from sglang_ascend.ops import sampling
+from sglang_ascend.sampling.noise import exponential
 
 LOGITS = st.one_of(st.integers(-3, 3).map(float), st.just(float("-inf")), st.just(1e30))
 ROWS = st.integers(1, 9).flatmap(
@@ -58,16 +59,22 @@ def fit(tokens: torch.Tensor) -> float:
     return chisquare(drawn, expected / expected.sum() * drawn.sum()).pvalue
 
 
-def test_a_race_draws_each_token_by_its_weight():
+def sample(weights: torch.Tensor) -> torch.Tensor:
+    """NUM_DRAWS times with fresh noise."""
+    rows = torch.empty(NUM_DRAWS, dtype=torch.int64)
+    return sampling.sample(weights.expand(NUM_DRAWS, -1), exponential(None, rows, len(weights)))
+
+
+def test_exponential_sampling_draws_each_token_by_its_weight():
     torch.manual_seed(0)
-    assert fit(sampling.race(WEIGHTS.expand(NUM_DRAWS, -1))) > 1e-3
+    assert fit(sample(WEIGHTS)) > 1e-3
 
 
-def test_a_race_of_other_weights_would_be_seen():
+def test_sampling_of_other_weights_would_be_seen():
     """The control: uniform noise in place of exponential, and weights of which one is a tenth
     higher."""
     torch.manual_seed(0)
     uniform = (WEIGHTS / torch.rand(NUM_DRAWS, len(WEIGHTS))).argmax(dim=-1)
     assert fit(uniform) < 1e-6
     higher = WEIGHTS * torch.tensor([1, 1, 1, 1, 1, 1.1])
-    assert fit(sampling.race(higher.expand(NUM_DRAWS, -1))) < 1e-6
+    assert fit(sample(higher)) < 1e-6

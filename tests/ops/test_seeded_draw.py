@@ -1,6 +1,6 @@
-"""A seeded draw among the kept tokens is SGLang's, and has the distribution of what is kept.
+"""A seeded draw is SGLang's, and has the distribution that it is made from.
 
-The oracle hashes and races in NumPy, without the code's filter or hash.
+The oracle hashes and samples in NumPy, in float64, without the code's hash.
 """
 
 import ast
@@ -9,16 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 import torch
-from kept_tokens import random_rows, tokens_kept
 
 from sglang_ascend.ops import sampling
-from sglang_ascend.ops.sampling.threshold import Kept
-
-pytestmark = pytest.mark.usefixtures("triton_interpreter")
-
-VOCAB_SIZE = 129280  # DeepSeek-V3's
+from sglang_ascend.sampling.noise import exponential
 
 
 def murmur3(*words: np.ndarray) -> np.ndarray:
@@ -34,46 +28,52 @@ def murmur3(*words: np.ndarray) -> np.ndarray:
     return h ^ h >> 16
 
 
-def scores_of_the_race(logits: np.ndarray, kept: np.ndarray, seeds, positions) -> np.ndarray:
+def hashed_in_numpy(seeds: torch.Tensor, positions: torch.Tensor, num_tokens: int) -> np.ndarray:
     seeds = seeds.numpy().astype(np.uint64)[:, None]
-    tokens = np.arange(logits.shape[1], dtype=np.uint64)[None]
+    tokens = np.arange(num_tokens, dtype=np.uint64)[None]
     words = (seeds % 2**32, seeds >> 32, positions.numpy().astype(np.uint64)[:, None], tokens)
-    hashed = murmur3(*np.broadcast_arrays(*(word.astype(np.uint32) for word in words)))
+    return murmur3(*np.broadcast_arrays(*(word.astype(np.uint32) for word in words)))
+
+
+def scores_in_numpy(logprobs: torch.Tensor, seeds, positions) -> np.ndarray:
     with np.errstate(divide="ignore"):
-        noise = np.maximum(-np.log(hashed / (2.0**32 - 1)), 2.0**-32)
-    return np.where(kept, logits - np.log(noise), -np.inf)
+        uniform = hashed_in_numpy(seeds, positions, logprobs.shape[1]) / (2.0**32 - 1)
+        noise = np.maximum(-np.log(uniform), 2.0**-32)
+    return logprobs.numpy().astype(np.float64) - np.log(noise)
 
 
-def random_draws(num_rows: int, vocab_size: int):
-    """(logits, what is kept of them, seeds, positions)"""
-    logits, top_ks, top_ps = random_rows(num_rows, vocab_size, seed=9)
-    kept = sampling.top_k_top_p.implementation("reference")(logits, top_ks, top_ps)
+def random_rows(num_rows: int, vocab_size: int):
+    """(log-probabilities of which a third is none, seeds, positions)"""
     generator = torch.Generator().manual_seed(10)
+    logits = 3 * torch.randn(num_rows, vocab_size, generator=generator)
+    logits[torch.rand(num_rows, vocab_size, generator=generator) < 1 / 3] = -torch.inf
     seeds = torch.randint(-(2**63), 2**63 - 1, (num_rows,), generator=generator)
-    return logits, kept, seeds, torch.randint(2**20, (num_rows,), generator=generator)
+    positions = torch.randint(2**20, (num_rows,), generator=generator)
+    return logits.log_softmax(-1), seeds, positions
 
 
-@pytest.mark.parametrize(
-    ("body", "num_rows", "vocab_size"),
-    [
-        ("reference", 5000, 70),
-        ("numba", 5000, 70),
-        ("numba", 8, VOCAB_SIZE),
-        ("triton", 30, 70),
-        pytest.param("triton", 500, 70, marks=pytest.mark.slow),
-        pytest.param("triton", 3, VOCAB_SIZE, marks=pytest.mark.slow),
-    ],
-)
-def test_a_draw_is_won_by_the_token_that_the_hash_says(body, num_rows, vocab_size):
-    """Where two tokens are level within fp32, Triton's kernel may take either."""
-    logits, kept, seeds, positions = random_draws(num_rows, vocab_size)
-    drawn = sampling.draw_kept.implementation(body)(logits, kept, seeds, positions)
-    values = logits.numpy().astype(np.float64)
-    scores = scores_of_the_race(values, tokens_kept(logits, kept), seeds, positions)
-    differs = drawn.numpy() != scores.argmax(axis=1)
-    behind = scores.max(axis=1) - np.take_along_axis(scores, drawn.numpy()[:, None], axis=1)[:, 0]
+def sample_by_seed(logprobs: torch.Tensor, *place: torch.Tensor) -> torch.Tensor:
+    return sampling.sample(logprobs.exp(), exponential(*place, logprobs.shape[1]))
+
+
+def test_the_hash_is_murmur3_of_seed_position_and_token():
+    _, seeds, positions = random_rows(300, 1)
+    hashed = sampling.murmur_hash32(seeds, positions, torch.arange(500))
+    assert (hashed.numpy() == hashed_in_numpy(seeds, positions, 500)).all()
+    assert (hashed.numpy() != hashed_in_numpy(seeds, positions + 1, 500)).any()
+
+
+def test_a_draw_is_won_by_the_token_that_the_hash_says():
+    """Where two tokens are level within fp32, either may be taken."""
+    logprobs, seeds, positions = random_rows(5000, 70)
+    drawn = sample_by_seed(logprobs, seeds, positions).numpy()
+    scores = scores_in_numpy(logprobs, seeds, positions)
+    differs = drawn != scores.argmax(axis=1)
+    behind = scores.max(axis=1) - np.take_along_axis(scores, drawn[:, None], axis=1)[:, 0]
     assert (behind[differs] < 1e-5).all()
-    assert differs.sum() <= (1 if body == "triton" else 0)
+    assert differs.sum() <= 1
+    others = sample_by_seed(logprobs, seeds, positions + 1).numpy()
+    assert (others != scores.argmax(axis=1)).sum() > 1000
 
 
 def sglangs_seeded_draw(torch=torch):
@@ -89,23 +89,15 @@ def sglangs_seeded_draw(torch=torch):
     return names["multinomial_with_seed"]
 
 
-def test_a_draw_is_the_one_of_sglang_among_the_same_tokens():
-    logits, kept, seeds, positions = random_draws(2000, 50)
-    probabilities = kept.probabilities(logits, torch.arange(50).expand(len(logits), -1))
-    theirs = sglangs_seeded_draw()(probabilities.double().log(), seeds, positions)
-    ours = sampling.draw_kept(logits, kept, seeds, positions)
-    assert (ours != theirs[:, 0]).sum() <= 1  # their probability is rounded to fp32 first
-
-
 # Its hash is 88 below 2^32: in float32 it is 1.
 SEED, POSITION, TOKEN = 7, 3581, 3960
 
 
-def test_a_race_in_float32_is_won_by_the_token_that_wins_in_float64():
+def test_a_draw_in_float32_is_the_one_of_sglang_in_float64():
     logprobs = torch.randn(2000, 50, generator=torch.Generator().manual_seed(3)) * 4
     seeds, positions = torch.arange(2000), torch.arange(2000) * 3
     theirs = sglangs_seeded_draw()(logprobs, seeds, positions)
-    assert torch.equal(sampling.race_by_seed(logprobs, seeds, positions), theirs[:, 0])
+    assert torch.equal(sample_by_seed(logprobs, seeds, positions), theirs[:, 0])
 
 
 def test_a_hash_that_rounds_to_1_does_not_win_in_float32():
@@ -114,8 +106,8 @@ def test_a_hash_that_rounds_to_1_does_not_win_in_float32():
     place = torch.tensor([SEED]), torch.tensor([POSITION])
     without_float64 = SimpleNamespace(**{**vars(torch), "float64": torch.float32})
     assert sglangs_seeded_draw(without_float64)(logprobs, *place) == TOKEN
-    assert sampling.race_by_seed(logprobs, *place) == sglangs_seeded_draw()(logprobs, *place)
-    assert sampling.race_by_seed(logprobs, *place) != TOKEN
+    assert sample_by_seed(logprobs, *place) == sglangs_seeded_draw()(logprobs, *place)
+    assert sample_by_seed(logprobs, *place) != TOKEN
 
 
 def chi_square(drawn: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -127,24 +119,15 @@ def chi_square(drawn: torch.Tensor, probabilities: torch.Tensor) -> float:
     return terms[expected > 0].sum().item()
 
 
-ONE_ROW = torch.tensor([2.0, 0.5, 1.5, 1.0, -1.0, 0.0])
+KEPT = torch.tensor([2.0, 0.5, 1.5, 1.0, -torch.inf, -torch.inf])
 CRITICAL = 21.1  # chi-square of 3 degrees of freedom exceeds it once in 10,000
 
 
-@pytest.mark.parametrize("body", ["reference", "numba"])
-def test_draws_have_the_distribution_of_what_is_kept(body):
-    rows = ONE_ROW.expand(40_000, -1)
-    kept = sampling.top_k_top_p.implementation(body)(
-        rows, torch.full((len(rows),), 5), torch.full((len(rows),), 0.9)
-    )
-    probabilities = kept.probabilities(rows[:1], torch.arange(6)[None])[0]
-    assert (probabilities > 0).tolist() == [True, True, True, True, False, False]
-    draw = sampling.draw_kept.implementation(body)
-    drawn = draw(rows, kept, torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.int64))
-    assert chi_square(drawn, probabilities) < CRITICAL
+def test_draws_have_the_distribution_that_they_are_made_from():
+    seeds, zeros = torch.arange(40_000), torch.zeros(40_000, dtype=torch.int64)
+    rows, probabilities = KEPT.log_softmax(-1).expand(len(seeds), -1), KEPT.softmax(-1)
+    assert chi_square(sample_by_seed(rows, seeds, zeros), probabilities) < CRITICAL
 
-    unfiltered = Kept(torch.full_like(kept.threshold, -9.0), kept.max, kept.mass, kept.group_max)
-    drawn = draw(rows, unfiltered, torch.arange(len(rows)), torch.zeros_like(drawn))
-    assert chi_square(drawn, probabilities) > CRITICAL
-    drawn = draw(rows, kept, torch.arange(len(rows)) % 100, torch.zeros_like(drawn))
-    assert chi_square(drawn, probabilities) > CRITICAL
+    unfiltered = KEPT.clamp(min=-1.0).log_softmax(-1).expand(len(seeds), -1)
+    assert chi_square(sample_by_seed(unfiltered, seeds, zeros), probabilities) > CRITICAL
+    assert chi_square(sample_by_seed(rows, seeds % 100, zeros), probabilities) > CRITICAL

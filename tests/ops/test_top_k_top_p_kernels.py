@@ -13,8 +13,7 @@ import torch
 from kept_tokens import differences, random_rows, rule_of
 
 from sglang_ascend.ops import sampling
-from sglang_ascend.ops.sampling import launched
-from sglang_ascend.ops.sampling.threshold import Kept
+from sglang_ascend.ops.sampling import triton
 
 pytestmark = pytest.mark.usefixtures("triton_interpreter")
 
@@ -24,8 +23,8 @@ VOCAB_SIZE = 129280  # DeepSeek-V3's
 @pytest.fixture
 def small_capacity(monkeypatch):
     """Candidates of 2 groups instead of 128, so that short rows outgrow them too."""
-    monkeypatch.setattr(launched, "CAPACITY", 2)
-    monkeypatch.setattr(launched, "TILE", 4)
+    monkeypatch.setattr(triton, "CAPACITY", 2)
+    monkeypatch.setattr(triton, "TILE", 4)
 
 
 JOINT = pytest.mark.parametrize("joint", [False, True], ids=["in turn", "joint"])
@@ -83,15 +82,14 @@ def count_loads(monkeypatch, tensor: torch.Tensor) -> np.ndarray:
     return counted
 
 
-def bytes_read(monkeypatch, dtype: torch.dtype, top_ks: list, again=lambda kept: kept):
-    """By the filter and the draw of each row, in units of one read of it."""
+def bytes_read(monkeypatch, dtype: torch.dtype, top_ks: list, times: int = 1):
+    """By the filter of each row, in units of one read of it."""
     generator = torch.Generator().manual_seed(8)
     logits = (3 * torch.randn(len(top_ks), VOCAB_SIZE, generator=generator)).to(dtype)
     loaded = count_loads(monkeypatch, logits)
     top_ps = torch.tensor([0.95, 1.0] * len(top_ks))[: len(top_ks)]
-    kept = sampling.top_k_top_p.implementation("triton")(logits, torch.tensor(top_ks), top_ps)
-    seeds = torch.arange(len(top_ks))
-    sampling.draw_kept.implementation("triton")(logits, again(kept), seeds, seeds)
+    for _ in range(times):
+        sampling.top_k_top_p.implementation("triton")(logits, torch.tensor(top_ks), top_ps)
     return loaded / (VOCAB_SIZE * logits.element_size())
 
 
@@ -106,12 +104,8 @@ def test_the_kernels_read_the_logits_once_and_a_tenth(monkeypatch, dtype, top_ks
 
 
 def test_a_second_read_would_be_counted(monkeypatch):
-    """The control: a draw that is told of no threshold looks everywhere again."""
-
-    def forget(kept: Kept) -> Kept:
-        return Kept(torch.full_like(kept.threshold, -100.0), kept.max, kept.mass, kept.group_max)
-
-    ratios = bytes_read(monkeypatch, torch.float32, [20], forget)
+    """The control: the filter of the same rows once more."""
+    ratios = bytes_read(monkeypatch, torch.float32, [20], times=2)
     assert (ratios >= 2).all()
 
 
@@ -120,15 +114,14 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from sglang_ascend.ops.sampling import triton_draw, triton_filters, triton_kernels
+from sglang_ascend.ops.sampling import triton_filter_kernels, triton_kernels
 
-pointers = dict(logits=sys.argv[1], top_ks="*i32", cuts="*i32", counts="*i32", candidates="*i32",
-                seeds="*i64", positions="*i64", part_tokens="*i64")
+pointers = dict(logits=sys.argv[1], top_ks="*i32", cuts="*i32", counts="*i32", candidates="*i32")
 sizes = dict(stride="i64", vocab_size="i32", num_groups="i32", num_tiles="i32",
              tiles_per_part="i32")
 constants = dict(BLOCK=4096, JOINT=True, GROUP=64, TILE=64, CAPACITY=128, GROUPS=2048, TILES=32)
 for kernel in (triton_kernels.stream, triton_kernels.bound, triton_kernels.refine,
-               triton_filters.weigh, triton_draw.draw):
+               triton_filter_kernels.weigh):
     names = kernel.arg_names
     types = {name: "constexpr" if name in constants else
              {**pointers, **sizes}.get(name, "*fp32") for name in names}
@@ -147,10 +140,9 @@ def test_the_kernels_compile_as_well_as_they_interpret(logits, tmp_path):
     compiling = subprocess.run(
         [sys.executable, "-c", COMPILE, logits], env=environment, capture_output=True, text=True
     )
-    assert compiling.stdout.split("\n")[:5] == [
+    assert compiling.stdout.split("\n")[:4] == [
         "stream True",
         "bound True",
         "refine True",
         "weigh True",
-        "draw True",
     ], compiling.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,9 @@ def patched(tmp_path) -> Callable[..., Any]:
 
     def load(number: str, name: str, **namespace: Any) -> Any:
         (row,) = (row for row in ROWS if row["file"].startswith(number))
-        (path,) = patched_files(row, tmp_path)
-        return cut_out(path.read_text(encoding="utf-8"), name, namespace)
+        sources = [path.read_text(encoding="utf-8") for path in patched_files(row, tmp_path)]
+        defines = re.compile(rf"(def|class) {name.partition('.')[0]}\b")
+        (source,) = filter(defines.search, sources)
+        return cut_out(source, name, namespace)
 
     return load

@@ -38,7 +38,7 @@ def reserve_arguments() -> dict[str, Any]:
 
 
 def test_0001_writes_what_our_hook_writes(patched):
-    from sglang_ascend.plugin.replacements import assign_req_to_token_pool
+    from sglang_ascend.plugin.cpu.replacements import assign_req_to_token_pool
 
     name = "assign_req_to_token_pool_func"
     function = patched("0001", name, torch=torch, _is_cpu=False, current_platform=platform())
@@ -133,7 +133,7 @@ def test_0010_keeps_npu_methods_for_the_npu(patched, on_npu, method):
 @pytest.mark.parametrize("ids", [[0, 49], [50], [-1, 3], [3, 2**40], [], None])
 @pytest.mark.parametrize("from_client", [True, False])
 def test_0011_refuses_what_our_hook_refuses(patched, ids, from_client):
-    from sglang_ascend.plugin.request_checks import refuse_unknown_token_ids
+    from sglang_ascend.plugin.requests.checks import refuse_unknown_token_ids
 
     class Passed(Exception):
         """Raised by what comes after the check."""
@@ -164,7 +164,7 @@ def test_0011_refuses_what_our_hook_refuses(patched, ids, from_client):
 def test_0012_refuses_what_our_hook_refuses(patched, ids, min_new_tokens):
     from sglang.srt.sampling import sampling_params
 
-    from sglang_ascend.plugin.request_checks import refuse_unknown_stop_tokens
+    from sglang_ascend.plugin.requests.checks import refuse_unknown_stop_tokens
 
     theirs = patched("0012", "verify", **vars(sampling_params))
     params = sampling_params.SamplingParams(stop_token_ids=ids, min_new_tokens=min_new_tokens)

@@ -13,7 +13,7 @@ import torch
 
 
 @pytest.mark.sglang
-def test_0015_hashes_what_our_hook_hashes(patched):
+def test_0015_hashes_what_our_sampler_hashes(patched):
     from sglang_ascend.ops.sampling import murmur_hash32
 
     theirs = patched("0015", "_murmur_hash32_torch", torch=torch)
@@ -38,7 +38,7 @@ def batch_with_seeds(*seeds: int | None) -> MagicMock:
 
 @pytest.mark.sglang
 @pytest.mark.parametrize("backend", ["pytorch", "flashinfer"])
-def test_0016_seeds_a_batch_that_our_hook_seeds(patched, backend):
+def test_0016_seeds_the_batches_that_we_seed(patched, backend):
     from sglang.srt.sampling import sampling_batch_info as module
 
     settings = SimpleNamespace(
@@ -99,26 +99,29 @@ def test_0016_gives_both_batches_seeds_or_neither(patched):
 
 @pytest.mark.sglang
 @pytest.mark.parametrize("min_p", [0.0, 0.3])
-def test_0017_draws_what_our_hook_draws(patched, min_p):
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
+def test_0017_draws_what_our_sampler_draws(patched, monkeypatch, min_p):
     from sglang.srt.layers import sampler
 
-    from sglang_ascend.plugin.request_seeds import draw_by_token
+    from sglang_ascend.ops.sampling import murmur_hash32
+    from sglang_ascend.plugin.requests.seeds import SeededSampler
 
-    theirs = patched("0017", "top_k_top_p_min_p_sampling_from_probs_torch", **vars(sampler))
+    monkeypatch.setattr(sampler, "murmur_hash32", murmur_hash32)
+    in_float64 = inspect.unwrap(sampler.multinomial_with_seed)
+    namespace = vars(sampler) | {"multinomial_with_seed": in_float64}
+    theirs = patched("0017", "top_k_top_p_min_p_sampling_from_probs_torch", **namespace)
     probs = torch.randn(500, 12).softmax(-1)
-    top_ks = torch.full((500,), 4)
+    top_ks, top_ps, min_ps = torch.full((500,), 4), torch.ones(500), torch.full((500,), min_p)
     seeds, positions = torch.arange(500), torch.arange(500) * 3
-    arguments = top_ks, torch.ones(500), torch.full((500,), min_p), min_p > 0, seeds, positions
-    found = theirs(probs.clone(), *arguments)
-    assert torch.equal(found, draw_by_token(theirs, probs.clone(), *arguments).to(found.dtype))
+    found = theirs(probs.clone(), top_ks, top_ps, min_ps, min_p > 0, seeds, positions)
+    filters = {"top_ks": top_ks, "top_ps": top_ps, "min_ps": min_ps}
+    info = SimpleNamespace(**filters, sampling_seed=seeds, sampling_mask_batch_indices=None)
+    ours, _ = SeededSampler._sample_from_probs(MagicMock(), probs.clone(), info, positions, False)
+    assert torch.equal(found, ours.to(found.dtype))
     assert found.unique().numel() > 6
-    unfiltered = torch.full((500,), 12), *arguments[1:2], torch.zeros(500), False, *arguments[4:]
+    unfiltered = torch.full((500,), 12), top_ps, torch.zeros(500), False, seeds, positions
     assert torch.equal(
         theirs(probs.clone(), *unfiltered).long(),
-        sampler.multinomial_with_seed(probs.double().log(), seeds, positions).view(-1),
+        in_float64(probs.double().log(), seeds, positions).view(-1),
     )
 
 
@@ -126,7 +129,7 @@ def test_0017_draws_what_our_hook_draws(patched, min_p):
 def test_0018_stops_where_our_hook_stops(patched):
     from sglang.srt.managers import schedule_batch
 
-    from sglang_ascend.plugin.emitted_text import settle_token_by_token
+    from sglang_ascend.plugin.requests.emitted_text import settle_token_by_token
 
     names = ("update_finish_state", "_update_finish_state_by_token")
     methods = {name: patched("0018", name, **vars(schedule_batch)) for name in names}
@@ -165,7 +168,7 @@ def test_0018_stops_where_our_hook_stops(patched):
 def test_0019_prints_what_our_hook_prints(patched, text):
     from sglang import utils
 
-    from sglang_ascend.plugin.emitted_text import find_printable_text
+    from sglang_ascend.plugin.requests.emitted_text import find_printable_text
 
     assert patched("0019", "find_printable_text", **vars(utils))(text) == find_printable_text(text)
 
@@ -176,7 +179,7 @@ def test_0019_prints_what_our_hook_prints(patched, text):
 )
 @pytest.mark.sglang
 def test_0020_inserts_what_our_hook_inserts(patched, up_to, committed, finished, pairs):
-    from sglang_ascend.plugin.prefix_cache import pair_with_last_token
+    from sglang_ascend.plugin.requests.prefix_cache import pair_with_last_token
 
     theirs = patched("0020", "checkpoint_into_tree")
     tokens = MagicMock()
@@ -204,7 +207,7 @@ def test_0020_inserts_what_our_hook_inserts(patched, up_to, committed, finished,
 def test_0021_passes_what_our_hook_passes(patched, dtype, is_draft):
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    from sglang_ascend.plugin.prompt_embeddings import pass_embeddings
+    from sglang_ascend.plugin.requests.prompt_embeddings import pass_embeddings
 
     runner = SimpleNamespace(
         dtype=dtype,
@@ -226,11 +229,11 @@ def test_0021_passes_what_our_hook_passes(patched, dtype, is_draft):
 
 @pytest.mark.sglang
 @pytest.mark.parametrize("given", [False, True])
-def test_0022_and_our_hook_mask_position_0_as_sglang_does(patched, monkeypatch, given):
+def test_0022_and_our_forward_mask_position_0_as_sglang_does(patched, monkeypatch, given):
     from sglang.srt.layers.layer_boundary import residual
     from sglang.srt.models.mimo_mtp import MiMoMultiTokenPredictorLayer
 
-    from sglang_ascend.plugin.npu_models import mimo_mtp_forward
+    from sglang_ascend.plugin.npu.models import mimo_mtp_forward
 
     torch.manual_seed(0)
     table, positions = torch.randn(9, 4), torch.tensor([0, 1, 2, 0, 5])
@@ -311,7 +314,7 @@ def test_0023_copies_the_lengths_from_pinned_memory(patched, monkeypatch):
 def test_0024_and_our_hook_count_the_pages_that_begin(patched, starts, ends):
     """The oracle: the first slots of pages that lie between the lengths. Neither asks the device,
     whose lengths are wrong here."""
-    from sglang_ascend.plugin.npu_scheduling import count_pages_on_host
+    from sglang_ascend.plugin.npu.scheduling import count_pages_on_host
 
     page_size, wrong = 16, torch.zeros(len(starts), dtype=torch.int64)
     begun = sum(
@@ -332,16 +335,19 @@ def test_0024_and_our_hook_count_the_pages_that_begin(patched, starts, ends):
 
 
 @pytest.mark.sglang
-def test_0025_draws_what_our_hook_draws_where_float64_is_missing(patched):
+def test_0025_draws_what_our_sampler_draws_where_float64_is_missing(patched):
     from sglang.srt.layers import sampler
 
     from sglang_ascend.ops.sampling import murmur_hash32
-    from sglang_ascend.plugin.request_seeds import draw_in_float32
+    from sglang_ascend.plugin.requests.seeds import draw
 
     float32_only = SimpleNamespace(**{**vars(torch), "float64": torch.float32})
     namespace = vars(sampler) | {"torch": float32_only, "murmur_hash32": murmur_hash32}
     theirs = patched("0025", "multinomial_with_seed", **namespace)
-    arguments = torch.randn(500, 70).log_softmax(-1), torch.arange(500), torch.arange(500) * 3
-    found = theirs(*arguments)
-    assert torch.equal(found, draw_in_float32(*arguments))
+    logprobs, seeds, positions = (
+        torch.randn(500, 70).log_softmax(-1),
+        *torch.arange(1000).view(2, -1),
+    )
+    found = theirs(logprobs, seeds, positions)
+    assert torch.equal(found[:, 0], draw(logprobs.exp(), seeds, positions).long())
     assert found.unique().numel() > 60

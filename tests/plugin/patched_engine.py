@@ -10,16 +10,24 @@ import sys
 import sglang
 from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
 
-from sglang_ascend.plugin import attention_backend, hooks, mtp_algorithm, mtp_worker, platform
+from sglang_ascend.plugin.attention import backend as attention_backend
+from sglang_ascend.plugin.cpu import platform
+from sglang_ascend.plugin.hooks import registration as hooks
+from sglang_ascend.plugin.mtp import algorithm as mtp_algorithm
+from sglang_ascend.plugin.mtp import draft_worker
+from sglang_ascend.plugin.mtp import worker as mtp_worker
 
 MODEL, KIND = sys.argv[1:3]
 PROMPTS = [[5, 6, 7, 8], [9, 3], list(range(1, 40))]
 
 
 def without_workarounds() -> None:
-    hooks.COMMON_HOOKS = hooks.STEP_HOOKS = hooks.CPU_HOOKS = ()
+    hooks.COMMON_HOOKS = hooks.CPU_HOOKS = ()
+    mtp_worker.prepare_target = lambda target_worker, draft_runner: None
+    mtp_worker.RequestSeeds.give = lambda seeds, batch: None
+    draft_worker.share_embedding_and_head = lambda model, *ends: model.set_embed_and_head(*ends)
     attention_backend._always_absorb_mla = lambda: None
-    for name in ("get_device", "get_kv_pool_cls"):
+    for name in ("get_device", "get_kv_pool_cls", "post_load_model"):
         delattr(platform.EmulationPlatform, name)
     del mtp_algorithm.MTPAlgorithm.need_topk
     mtp_worker.MTPWorker._init_as_eagle = EAGLEWorkerV2.__init__

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_ascend.plugin.device import CUDA, NPU
 from sglang_ascend.plugin.errors import StartupRefused
 
 pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
@@ -22,6 +23,7 @@ ALONE = {
     "max_running_requests": 48,
     "max_total_tokens": 65_536,
     "sampling_backend": "pytorch",
+    "sleep_on_idle": True,
     "speculative_eagle_topk": 1,
     "speculative_num_draft_tokens": 4,
     "speculative_num_steps": 3,
@@ -94,7 +96,7 @@ REFUSED = [
 @pytest.fixture(autouse=True)
 def leave_the_environment(monkeypatch):
     """Several ranks would share the cores of this process, and of every server that it starts."""
-    monkeypatch.setattr("sglang_ascend.plugin.ranks.share_machine", lambda num_ranks: None)
+    monkeypatch.setattr("sglang_ascend.plugin.mtp.ranks.share_machine", lambda num_ranks: None)
 
 
 def resolve(folder, flags: str):
@@ -124,6 +126,18 @@ def test_a_default_gives_way_to_the_flag_of_sglang(tiny_mimo, flags, expected):
     assert {name: resolved(server_args, name) for name in expected} == expected
 
 
+@pytest.mark.parametrize(
+    ("flags", "sleeps"),
+    [
+        ("", True),
+        ("--tp-size 2 --attn-dp-size 2", False),
+        ("--tp-size 2 --attn-dp-size 2 --sleep-on-idle", True),
+    ],
+)
+def test_an_idle_server_sleeps_where_no_rank_waits_for_another(tiny_mimo, flags, sleeps):
+    assert resolved(resolve(tiny_mimo, flags), "sleep_on_idle") is sleeps
+
+
 def test_the_draft_path_gives_way_to_its_flag(tiny_mimo, tmp_path):
     other = tmp_path / "other"
     other.symlink_to(tiny_mimo)
@@ -134,6 +148,32 @@ def test_the_draft_path_gives_way_to_its_flag(tiny_mimo, tmp_path):
 @pytest.mark.parametrize("name", ["mtp", "Mtp"])
 def test_the_name_is_case_insensitive_like_sglangs_own(tiny_mimo, name):
     assert resolved(resolve(tiny_mimo, f"--speculative-algorithm {name}"), "speculative_num_steps")
+
+
+@pytest.mark.parametrize("name", ["NEXTN", "nextn", "EAGLE"])
+@pytest.mark.parametrize("flags", ["", *(flags for flags, _ in OVERRIDES)])
+def test_sglangs_names_on_a_cpu_are_ours(tiny_mimo, name, flags):
+    """Every argument is what it is with MTP, the chosen worker's and relay's name among them."""
+    ours, theirs = (
+        resolve(tiny_mimo, f"--speculative-algorithm {algorithm} {flags}")
+        for algorithm in ("MTP", name)
+    )
+    names = [field for field in vars(ours) if not field.startswith("_")]
+    changed = {
+        field: resolved(theirs, field)
+        for field in names
+        if resolved(theirs, field) != resolved(ours, field)
+    }
+    assert not changed
+    assert resolved(theirs, "speculative_algorithm") == "MTP"
+
+
+@pytest.mark.parametrize("name", ["NEXTN", "EAGLE"])
+def test_a_tree_under_sglangs_names_is_refused_on_a_cpu(tiny_mimo, name):
+    flags = "--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 8"
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, f"--speculative-algorithm {name} {flags}")
+    assert_one_sentence(str(refusal.value), "--speculative-eagle-topk 2 asks for a tree")
 
 
 @pytest.mark.parametrize(("flags", "named"), REFUSED, ids=[flags for flags, _ in REFUSED])
@@ -147,7 +187,7 @@ def test_what_mtp_cannot_serve_is_refused_in_one_sentence_that_names_the_flag(
 
 @pytest.fixture
 def on_npu(monkeypatch):
-    monkeypatch.setattr("sglang_ascend.plugin.mtp_algorithm.serves_on_npu", lambda: True)
+    monkeypatch.setattr("sglang_ascend.plugin.mtp.algorithm.device_profile", lambda: NPU)
 
 
 @pytest.mark.usefixtures("on_npu")
@@ -168,7 +208,7 @@ def test_a_tiled_cache_is_refused_on_an_npu(tiny_mimo, monkeypatch):
 @pytest.mark.usefixtures("on_npu")
 def test_a_model_of_sparse_attention_is_refused_on_an_npu(tiny_mimo, monkeypatch):
     """Its index_topk is what tells it: without that the same model passes."""
-    from sglang_ascend.plugin import mtp_algorithm
+    from sglang_ascend.plugin.mtp import algorithm as mtp_algorithm
 
     config = SimpleNamespace(architectures=["DeepseekV32ForCausalLM"], index_topk=None)
     model = SimpleNamespace(hf_config=config)
@@ -206,7 +246,7 @@ def test_a_trace_is_refused_where_another_worker_runs_the_step(tiny_mimo, monkey
     from sglang_ascend.plugin import startup_checks
 
     monkeypatch.setenv("SGLANG_ASCEND_TRACE", "/dev/null")
-    monkeypatch.setattr(startup_checks, "runs_fused_step", lambda: False)
+    monkeypatch.setattr(startup_checks, "device_profile", lambda: CUDA)
     with pytest.raises(StartupRefused) as refusal:
         resolve(tiny_mimo, "--speculative-algorithm MTP")
     assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_TRACE traces the step")
@@ -233,7 +273,7 @@ def test_core_may_call_everything_that_its_own_algorithms_have():
     """CustomSpecAlgo lacks three of these; a fourth would surface as a crash while serving."""
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    from sglang_ascend.plugin.mtp_algorithm import MTPAlgorithm
+    from sglang_ascend.plugin.mtp.algorithm import MTPAlgorithm
 
     public = {
         name

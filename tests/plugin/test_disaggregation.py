@@ -21,7 +21,7 @@ BONUS, DRAFTS = torch.tensor([11, 12, 13]), torch.tensor([21, 22, 23])
 def metadata_buffers():
     from sglang.srt.disaggregation.utils import MetadataBuffers
 
-    from sglang_ascend.plugin.disaggregation import EMPTY_HIDDEN_STATE
+    from sglang_ascend.plugin.mtp.disaggregation import EMPTY_HIDDEN_STATE
 
     return MetadataBuffers(
         3,
@@ -35,8 +35,8 @@ def prefilled(num_steps: int, filled: bool = True) -> list[SimpleNamespace]:
     """The requests as a prefill server's scheduler leaves them."""
     from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-    from sglang_ascend.plugin.chain_relay import first_chain
-    from sglang_ascend.plugin.disaggregation import fill_transfer
+    from sglang_ascend.plugin.mtp.chain_relay import first_chain
+    from sglang_ascend.plugin.mtp.disaggregation import fill_transfer
 
     chain = first_chain(BONUS, DRAFTS, num_steps)
     draft_input = EagleDraftInput(topk_p=torch.ones(3, 1), topk_index=chain, bonus_tokens=BONUS)
@@ -66,8 +66,8 @@ def request(row: int, draft_input) -> SimpleNamespace:
 
 def received(reqs, num_steps: int, monkeypatch) -> torch.Tensor:
     """The chains that the decode server's relay holds afterwards."""
-    from sglang_ascend.plugin import disaggregation
-    from sglang_ascend.plugin.chain_relay import ChainRelay
+    from sglang_ascend.plugin.mtp import disaggregation
+    from sglang_ascend.plugin.mtp.chain_relay import ChainRelay
 
     spec = SimpleNamespace(speculative_num_steps=num_steps, speculative_num_draft_tokens=None)
     monkeypatch.setattr(disaggregation, "get_spec", lambda: spec)
@@ -111,8 +111,8 @@ def test_without_a_hidden_state_core_would_send_no_draft(monkeypatch):
 
 @pytest.mark.parametrize("mode", ["null", "prefill", "decode"])
 def test_a_missing_engine_is_named_before_anything_starts(mode, monkeypatch):
-    from sglang_ascend.plugin import disaggregation
     from sglang_ascend.plugin.errors import StartupRefused
+    from sglang_ascend.plugin.mtp import disaggregation
 
     def missing(name: str) -> None:
         raise ImportError("libibverbs.so.1: cannot open shared object file")

@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from sglang_ascend.plugin import doctor
-from sglang_ascend.plugin.report import Report, Section
+from sglang_ascend.plugin.doctor import command as doctor
+from sglang_ascend.plugin.doctor.report import Report, Section
 
 # Runs the doctor where `import sglang` (or torch) fails and importlib finds no such distribution.
 WITHOUT = """
@@ -61,6 +61,11 @@ def test_an_installation_as_pinned_has_no_problem_and_every_part_is_listed():
     operators = {row["operator"] for row in sections["Operators"]}
     assert {"attention.paged_gqa", "chain.verify_chain"} <= operators
     assert all(row["implementation"] != "none" for row in sections["Operators"])
+    products = {row["body"]: row for row in sections["Integer products on CPU"]}
+    assert (products["numba"]["compared with int64"], products["numba"]["chosen"]) == (
+        "exact",
+        "yes",
+    )
     served = {row["flag"]: row["served by"] for row in sections["Registered"]}
     assert served["--speculative-algorithm MTP"].startswith("sglang_ascend.plugin.")
     assert {row["model"] for row in sections["Models"]} == {"smollm2-mtp", "nano-deepseek"}
@@ -107,7 +112,7 @@ def test_other_variables_are_no_problem(environ):
 
 def test_insisting_on_the_cpu_platform_beside_an_accelerator_is_a_problem(monkeypatch):
     environ = {"SGLANG_PLATFORM": "sglang_ascend"}
-    monkeypatch.setattr(doctor, "_activate", lambda: "sglang_ascend.plugin.platform.X")
+    monkeypatch.setattr(doctor, "_activate", lambda: "sglang_ascend.plugin.cpu.platform.X")
     assert doctor.check_environment(environ).problems == ()
     monkeypatch.setattr(doctor, "_activate", lambda: None)
     assert "SGLang will not start" in doctor.check_environment(environ).problems[0]
@@ -145,7 +150,7 @@ def test_an_operator_with_two_implementations_for_the_device_is_a_problem(monkey
 
 @pytest.mark.sglang
 def test_strict_says_that_without_torch_npu_nothing_was_compared():
-    section = doctor.check_demands()
+    section = doctor.check_constraints()
     assert section.rows == (("all", "none compared", "torch_npu is not installed"),)
     assert section.problems == ()
 
@@ -154,23 +159,23 @@ def test_strict_compares_each_operator_with_the_documentation(monkeypatch):
     from sglang_ascend.ops import npu
 
     monkeypatch.setattr(npu, "documentation", lambda: [""])
-    section = doctor.check_demands()
-    assert [row[0] for row in section.rows] == list(npu.DEMANDS)
+    section = doctor.check_constraints()
+    assert [row[0] for row in section.rows] == list(npu.CONSTRAINTS)
     # torch has no such operators here, which each is a problem with its remedy.
-    assert len(section.problems) == len(npu.DEMANDS)
+    assert len(section.problems) == len(npu.CONSTRAINTS)
     assert all("requirements/npu.txt" in problem for problem in section.problems)
 
 
 def test_a_hook_that_is_not_in_place_is_a_problem(loaded_plugins, monkeypatch):
     from sglang.srt.plugins.hook_registry import HookRegistry
 
-    from sglang_ascend.plugin.hooks import active_hooks
+    from sglang_ascend.plugin.hooks.registration import hooks_of_this_device
 
     assert doctor.check_hooks().problems == ()
-    lost = active_hooks()[0].target
+    lost = hooks_of_this_device()[0].target
     monkeypatch.setattr(HookRegistry, "_patched", HookRegistry._patched - {lost})
     section = doctor.check_hooks()
-    assert [row[0] for row in section.rows if row[1] == "MISSING"] == [lost]
+    assert [row[0] for row in section.rows if row[2] == "MISSING"] == [lost]
     assert len(section.problems) == 1 and lost in section.problems[0]
 
 
@@ -199,7 +204,7 @@ def test_another_platform_in_place_of_ours_is_a_problem(loaded_plugins, monkeypa
 
     assert doctor.check_platform().problems == ()
     monkeypatch.setattr(platforms, "current_platform", SRTPlatform(), raising=False)
-    assert "instead of sglang_ascend.plugin.platform" in doctor.check_platform().problems[0]
+    assert "instead of sglang_ascend.plugin.cpu.platform" in doctor.check_platform().problems[0]
 
 
 REPORT = Report(

@@ -20,7 +20,7 @@ PROGRAM = """
 import json, sys
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
-from sglang_ascend.plugin import metrics
+from sglang_ascend.plugin.observability import metrics
 from sglang_ascend.speculative.timeline import StepTimes
 
 def collect():

@@ -51,14 +51,14 @@ def spare_slots(num_steps: int, reserve: int, page_size: int, accepted: Iterable
             seq_len + 2 * num_steps,
         )
         seq_len += accept_len
-        tail = chain.place_tail(
+        rows = chain.place_draft_decode(
             torch.tensor([seq_len]),
             torch.tensor([accept_len]),
             inputs.slots,
-            torch.arange(num_steps - 1)[:, None],
+            torch.arange(num_steps)[:, None],
         )
-        used = {*inputs.row_slots.tolist(), *tail.slots.flatten().tolist()}
-        poisoned = {*inputs.positions.tolist(), *tail.positions.flatten().tolist()} - used
+        used = {*inputs.row_slots.tolist(), *rows.slots.flatten().tolist()}
+        poisoned = {*inputs.positions.tolist(), *rows.positions.flatten().tolist()} - used
         spare = min(spare, kv.kv_allocated_len - 1 - max(used) if not poisoned else -len(poisoned))
         # Overlap: the host sees what a step accepted after it has prepared the next one.
         kv.kv_committed_len += unseen

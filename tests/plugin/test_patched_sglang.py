@@ -24,7 +24,8 @@ def generate(model: Path, kind: str, python_path: Path | None = None) -> list[li
     """The generated tokens, or the last line of stderr when the engine did not start."""
     environ = dict(os.environ)
     if python_path is not None:
-        environ["PYTHONPATH"] = str(python_path)
+        folders = (str(python_path), environ.get("PYTHONPATH"))
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
     command = [sys.executable, str(SCRIPT), str(model), kind]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500)
     if done.returncode != 0:

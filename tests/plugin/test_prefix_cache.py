@@ -10,7 +10,7 @@ PROMPT, OUTPUT = list(range(10)), list(range(50, 56))
 
 
 def inserted_up_to(up_to: int, *, committed: int, finished=True, pairs=True, stop=6) -> int:
-    from sglang_ascend.plugin.prefix_cache import pair_with_last_token
+    from sglang_ascend.plugin.requests.prefix_cache import pair_with_last_token
 
     calls: list[int] = []
     request = SimpleNamespace(

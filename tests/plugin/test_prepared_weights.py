@@ -5,10 +5,9 @@ Oracles are products in float64 of the weights that the layer holds now.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from products import is_product
 
 pytestmark = pytest.mark.sglang
 
@@ -27,73 +26,89 @@ def x() -> torch.Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
 
 
-def forbidden(*args, **kwargs):
-    raise AssertionError("the original was called")
-
-
 def run_linear(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    from sglang_ascend.plugin.prepared_weights import apply_linear
+    from sglang_ascend.plugin.cpu.layers import PreparedLinear
 
-    return apply_linear(None, layer, x)
-
-
-def is_product(result: torch.Tensor, layer: torch.nn.Module, x: torch.Tensor) -> bool:
-    return torch.allclose(result.double(), x.double() @ layer.weight.double().T, atol=1e-5)
+    return PreparedLinear().apply(layer, x)
 
 
 def test_a_layer_gives_its_product(layer, x):
-    assert is_product(run_linear(layer, x), layer, x)
+    assert is_product(run_linear(layer, x), x, layer.weight)
+    # The control: operands in half the digits would be seen.
+    assert not is_product(run_linear(layer, x.half().float()), x, layer.weight)
 
 
 def test_a_weight_put_in_its_place_is_used_at_once(layer, x):
     run_linear(layer, x)
     layer.weight = torch.nn.Parameter(layer.weight * 2, requires_grad=False)
-    assert is_product(run_linear(layer, x), layer, x)
+    assert is_product(run_linear(layer, x), x, layer.weight)
 
 
 def test_a_change_in_place_is_used_once_the_packed_copies_are_forgotten(layer, x):
-    from sglang_ascend.plugin.prepared_weights import forget_prepared_weights
+    from sglang_ascend.plugin.cpu.layers import forget_prepared_weights
 
     run_linear(layer, x)
     layer.weight.data.copy_(-layer.weight)
-    assert not is_product(run_linear(layer, x), layer, x)
+    assert not is_product(run_linear(layer, x), x, layer.weight)
     forget_prepared_weights()
-    assert is_product(run_linear(layer, x), layer, x)
+    assert is_product(run_linear(layer, x), x, layer.weight)
 
 
-def plain_head(layer: torch.nn.Module) -> torch.nn.Module:
-    from sglang.srt.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+class Ends(torch.nn.Module):
+    """A model of one layer: a linear, or what makes logits of it."""
 
-    layer.quant_method = UnquantizedEmbeddingMethod()
-    return layer
+    def __init__(self, layer: torch.nn.Module, **processor) -> None:
+        from sglang.srt.layers.logits_processor import LogitsProcessor
 
-
-def processor(**changes) -> SimpleNamespace:
-    return SimpleNamespace(**{"use_fp32_lm_head": False, "rl_on_policy_target": None} | changes)
-
-
-def test_a_plain_head_gives_its_product(layer, x):
-    from sglang_ascend.plugin.prepared_weights import compute_lm_head
-
-    head = plain_head(layer)
-    assert is_product(compute_lm_head(forbidden, processor(), x, head), head, x)
+        super().__init__()
+        self.layer = layer
+        self.logits = LogitsProcessor.__new__(LogitsProcessor)
+        torch.nn.Module.__init__(self.logits)
+        vars(self.logits).update(use_fp32_lm_head=False, rl_on_policy_target=None)
+        vars(self.logits).update(processor)
 
 
-@pytest.mark.parametrize("reason", ["quantized", "lora", "fp32 head", "on policy", "dtype"])
-def test_every_other_head_is_left_to_sglang(layer, x, reason):
-    from sglang_ascend.plugin.prepared_weights import compute_lm_head
+def method_after_loading(layer: torch.nn.Module, method: object, **processor) -> object:
+    from sglang.srt.platforms import current_platform
 
-    head, options = plain_head(layer), {}
-    if reason == "quantized":
-        head.quant_method = object()
-    if reason == "lora":
-        head.apply_lora = forbidden
-    if reason == "fp32 head":
-        options["use_fp32_lm_head"] = True
-    if reason == "on policy":
-        options["rl_on_policy_target"] = "fsdp"
-    if reason == "dtype":
-        x = x.bfloat16()
-    calls = []
-    compute_lm_head(lambda *args, **kwargs: calls.append(args), processor(**options), x, head)
-    assert len(calls) == 1
+    layer.quant_method = method
+    current_platform.post_load_model(Ends(layer, **processor))
+    return layer.quant_method
+
+
+def test_the_platform_gives_linears_and_heads_packed_weights(layer, x, loaded_plugins):
+    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
+    from sglang.srt.layers.quantization.unquant import (
+        UnquantizedEmbeddingMethod,
+        UnquantizedLinearMethod,
+    )
+
+    from sglang_ascend.plugin.cpu.layers import PreparedHead, PreparedLinear
+
+    linear = method_after_loading(layer, UnquantizedLinearMethod())
+    assert type(linear) is PreparedLinear
+    head = method_after_loading(layer, UnquantizedEmbeddingMethod())
+    assert type(head) is PreparedHead
+    # SGLang asks this before it lets a head's method make logits.
+    assert should_apply_lm_head_quant_method(layer, head)
+    assert not should_apply_lm_head_quant_method(layer, UnquantizedEmbeddingMethod())
+    assert is_product(head.apply(layer, x), x, layer.weight)
+    assert head.apply(layer, x.bfloat16()).dtype == layer.weight.dtype
+
+
+@pytest.mark.parametrize("option", [{"use_fp32_lm_head": True}, {"rl_on_policy_target": "fsdp"}])
+def test_a_head_of_another_dtype_is_left_to_sglang(layer, option, loaded_plugins):
+    from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
+
+    method = UnquantizedEmbeddingMethod()
+    assert method_after_loading(layer, method, **option) is method
+
+
+def test_so_is_every_other_method(layer, loaded_plugins):
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+    class Quantized(UnquantizedLinearMethod):
+        pass
+
+    method = Quantized()
+    assert method_after_loading(layer, method) is method

@@ -22,7 +22,7 @@ def report(connection) -> None:
     connection.send((mp.get_start_method(), signal.getsignal(signal.SIGQUIT)))
 
 
-def start_a_process(cls) -> tuple[str, tuple[str, object]]:
+def start_a_process() -> tuple[str, tuple[str, object]]:
     """How the child was started, and what it finds."""
     reader, writer = mp.Pipe(duplex=False)
     child = mp.Process(target=report, args=(writer,))
@@ -55,34 +55,34 @@ def spawning(loaded_plugins, monkeypatch):
     ids=["launch_server", "sglang serve", "pytest", "an application", "a script"],
 )
 def test_only_sglangs_commands_fork(spawning, monkeypatch, main, expected):
-    from sglang_ascend.plugin.process_start import fork_processes
+    from sglang_ascend.plugin.cpu.process_start import _forked
 
     monkeypatch.setitem(sys.modules, "__main__", main)
     if expected == "spawn":  # a spawned child would look for this test's __main__
-        assert fork_processes(lambda cls: mp.get_start_method(), object) == "spawn"
+        assert _forked(mp.get_start_method) == "spawn"
         return
-    method, (method_of_child, handler_of_child) = fork_processes(start_a_process, object)
+    method, (method_of_child, handler_of_child) = _forked(start_a_process)
     assert (method, method_of_child) == ("fork", "spawn")
     assert handler_of_child == signal.SIG_DFL
     assert mp.get_start_method() == "spawn"
 
 
 def test_a_process_with_threads_spawns(spawning, monkeypatch):
-    from sglang_ascend.plugin.process_start import fork_processes
+    from sglang_ascend.plugin.cpu.process_start import _forked
 
     monkeypatch.setitem(sys.modules, "__main__", command("sglang.launch_server"))
     monkeypatch.setattr(threading, "active_count", lambda: 2)
-    assert fork_processes(lambda cls: mp.get_start_method(), object) == "spawn"
+    assert _forked(mp.get_start_method) == "spawn"
 
 
 def test_the_start_method_is_restored_when_a_start_fails(spawning, monkeypatch):
-    from sglang_ascend.plugin.process_start import fork_processes
+    from sglang_ascend.plugin.cpu.process_start import _forked
 
     monkeypatch.setitem(sys.modules, "__main__", command("sglang.launch_server"))
 
-    def fail(cls) -> None:
+    def fail() -> None:
         raise RuntimeError("no port")
 
     with pytest.raises(RuntimeError, match="no port"):
-        fork_processes(fail, object)
+        _forked(fail)
     assert mp.get_start_method() == "spawn"

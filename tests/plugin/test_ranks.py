@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
     ],
 )
 def test_ranks_get_as_many_cores_each(cores, num_ranks, expected):
-    from sglang_ascend.plugin.ranks import cores_of_rank
+    from sglang_ascend.plugin.mtp.ranks import cores_of_rank
 
     assert [cores_of_rank(cores, rank, num_ranks) for rank in range(num_ranks)] == expected
 
 
 @pytest.fixture
 def clean_environment(monkeypatch):
-    from sglang_ascend.plugin import ranks
+    from sglang_ascend.plugin.mtp import ranks
 
     monkeypatch.setattr(ranks, "get_cpu_ids_by_node", lambda: ["0,1"])
     environment: dict[str, str] = {}
@@ -38,7 +38,7 @@ def clean_environment(monkeypatch):
 
 
 def test_more_ranks_than_numa_nodes_share_the_cores(clean_environment):
-    from sglang_ascend.plugin.ranks import CORES_OF_RANKS, share_machine
+    from sglang_ascend.plugin.mtp.ranks import CORES_OF_RANKS, share_machine
 
     share_machine(1)
     assert clean_environment == {}
@@ -51,7 +51,7 @@ def test_more_ranks_than_numa_nodes_share_the_cores(clean_environment):
 
 
 def test_the_environment_has_the_last_word(clean_environment):
-    from sglang_ascend.plugin.ranks import CORES_OF_RANKS, share_machine
+    from sglang_ascend.plugin.mtp.ranks import CORES_OF_RANKS, share_machine
 
     given = {CORES_OF_RANKS: "1|0", "OMP_NUM_THREADS": "7"}
     clean_environment |= given
@@ -61,8 +61,8 @@ def test_the_environment_has_the_last_word(clean_environment):
 
 @pytest.mark.parametrize(("num_heads", "tp_size"), [(9, 2), (6, 4)])
 def test_a_size_that_does_not_divide_the_heads_is_refused(monkeypatch, num_heads, tp_size):
-    from sglang_ascend.plugin import ranks
     from sglang_ascend.plugin.errors import StartupRefused
+    from sglang_ascend.plugin.mtp import ranks
 
     config = SimpleNamespace(num_attention_heads=num_heads)
     monkeypatch.setattr(ranks, "model_config_of", lambda server_args: config)
@@ -74,7 +74,7 @@ def test_a_size_that_does_not_divide_the_heads_is_refused(monkeypatch, num_heads
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_every_rank_keeps_the_first_ranks_draw(monkeypatch, num_ranks):
-    from sglang_ascend.plugin import ranks
+    from sglang_ascend.plugin.mtp import ranks
 
     of_first_rank = torch.tensor([5, 6])
     waited: list[torch.Tensor] = []

@@ -1,14 +1,10 @@
 """A hook puts a PyTorch body where SGLang has a device kernel: same arguments, same result.
 
-Oracles are loops written from what the kernel's callers expect; none calls the replacement. A hook
-that is not in place, or that another plugin overrides, is noticed.
+Oracles are loops written from what the kernel's callers expect; none calls the replacement.
 """
 
 from __future__ import annotations
 
-import inspect
-import pkgutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -48,7 +44,7 @@ def assigned_by_loops(rows, starts, ends) -> list[list[int]]:
 @pytest.mark.parametrize("body", ["reference", "numba"])
 def test_slots_are_written_where_a_loop_writes_them(case, body, monkeypatch):
     from sglang_ascend.ops import slots
-    from sglang_ascend.plugin.replacements import assign_req_to_token_pool
+    from sglang_ascend.plugin.cpu.replacements import assign_req_to_token_pool
 
     monkeypatch.setattr(slots, "assign_slots", slots.assign_slots.implementation(body))
     inputs = pool_inputs(*CASES[case])
@@ -56,19 +52,20 @@ def test_slots_are_written_where_a_loop_writes_them(case, body, monkeypatch):
     assert inputs["req_to_token"].tolist() == assigned_by_loops(*CASES[case])
 
 
-def test_a_writer_that_forgets_the_start_offset_is_caught():
-    inputs = pool_inputs(*CASES["ragged"])
-    rows, starts, ends = CASES["ragged"]
-    wrong = [[-1] * 12 for _ in range(6)]
-    slot = 100
-    for row, start, end in zip(rows, starts, ends, strict=True):
-        for column in range(end - start):
-            wrong[row][column] = slot
-            slot += 1
-    from sglang_ascend.plugin.replacements import assign_req_to_token_pool
+def test_a_writer_that_forgets_the_start_offset_is_caught(monkeypatch):
+    """The control: the comparison above fails for a body with that mistake."""
+    from sglang_ascend.ops import slots
+    from sglang_ascend.plugin.cpu.replacements import assign_req_to_token_pool
 
+    write = slots.assign_slots.implementation("reference")
+
+    def forgetful(table, rows, starts, ends, new_slots):
+        write(table, rows, torch.zeros_like(starts), ends - starts, new_slots)
+
+    monkeypatch.setattr(slots, "assign_slots", forgetful)
+    inputs = pool_inputs(*CASES["ragged"])
     assign_req_to_token_pool(**inputs)
-    assert inputs["req_to_token"].tolist() != wrong
+    assert inputs["req_to_token"].tolist() != assigned_by_loops(*CASES["ragged"])
 
 
 class TestChainRelay:
@@ -76,7 +73,7 @@ class TestChainRelay:
 
     @pytest.fixture
     def relay(self, loaded_plugins, monkeypatch):
-        from sglang_ascend.plugin import chain_relay
+        from sglang_ascend.plugin.mtp import chain_relay
 
         settings = SimpleNamespace(speculative_num_draft_tokens=4)
         monkeypatch.setattr(chain_relay, "get_spec", lambda: settings)
@@ -124,22 +121,6 @@ class TestChainRelay:
         assert not relay.candidates.any()
 
 
-def model_with_head() -> SimpleNamespace:
-    return SimpleNamespace(
-        model=SimpleNamespace(embed_tokens=SimpleNamespace(weight=torch.zeros(2, 2))),
-        lm_head=SimpleNamespace(weight=torch.zeros(2, 2)),
-    )
-
-
-def test_embedding_and_head_are_shared_not_copied(loaded_plugins):
-    from sglang_ascend.plugin.replacements import set_embed_and_head
-
-    model, embed, head = model_with_head(), torch.ones(2, 2), torch.full((2, 2), 2.0)
-    set_embed_and_head(model, embed, head)
-    assert model.model.embed_tokens.weight is embed
-    assert model.lm_head.weight is head
-
-
 def configurator(calls: dict) -> SimpleNamespace:
     return SimpleNamespace(
         _build_mha_kv_pool=lambda **arguments: calls.update(arguments),
@@ -151,7 +132,7 @@ def configurator(calls: dict) -> SimpleNamespace:
 def test_both_kinds_of_pool_are_the_device_neutral_ones(loaded_plugins):
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-    from sglang_ascend.plugin import replacements
+    from sglang_ascend.plugin.cpu import replacements
 
     calls: dict = {}
     replacements.build_mha_kv_pool(configurator(calls), max_total_num_tokens=64)
@@ -163,71 +144,7 @@ def test_both_kinds_of_pool_are_the_device_neutral_ones(loaded_plugins):
 
 
 def test_a_sparse_model_is_refused(loaded_plugins):
-    from sglang_ascend.plugin.replacements import build_mla_kv_pool
+    from sglang_ascend.plugin.cpu.replacements import build_mla_kv_pool
 
     with pytest.raises(ValueError, match="DeepSeek sparse attention is not served on CPU"):
         build_mla_kv_pool(configurator({}), max_total_num_tokens=32, is_dsa_model=True)
-
-
-@pytest.mark.sglang
-class TestHooksInThisProcess:
-    """SGLang is loaded, hooks applied: what its modules now call, and what we notice."""
-
-    @pytest.fixture(autouse=True)
-    def plugins(self, loaded_plugins):
-        pass
-
-    def test_every_row_of_the_ledger_is_in_place_and_says_why(self):
-        from sglang_ascend.plugin.hooks import active_hooks, missing_hooks
-
-        assert missing_hooks() == []
-        for hook in active_hooks():
-            assert hook.why and hook.delete_when
-
-    def test_the_upstream_link_names_a_file_of_the_installed_sglang(self):
-        import sglang
-
-        from sglang_ascend.plugin.hooks import COMMON_HOOKS, CPU_HOOKS, NPU_HOOKS, STEP_HOOKS
-
-        tag = "https://github.com/sgl-project/sglang/blob/v0.5.23/python/"
-        installed = Path(sglang.__file__).parents[1]
-        for hook in COMMON_HOOKS + STEP_HOOKS + CPU_HOOKS + NPU_HOOKS:
-            assert hook.upstream.startswith(tag)
-            assert (installed / hook.upstream.removeprefix(tag)).is_file()
-
-    def test_the_replacement_takes_the_arguments_of_what_it_replaces(self):
-        from sglang.srt.plugins.hook_registry import HookType
-
-        from sglang_ascend.plugin.hooks import NPU_HOOKS, active_hooks
-
-        for hook in active_hooks() + NPU_HOOKS:
-            original = inspect.unwrap(pkgutil.resolve_name(hook.target))
-            assert original.__module__.startswith("sglang.")
-            expected = list(inspect.signature(original).parameters)
-            taken = list(inspect.signature(hook.replacement).parameters)
-            if hook.kind in (HookType.AROUND, HookType.AFTER):
-                taken = taken[1:]  # the function that it wraps, or its result, comes first
-            assert taken in (expected, ["args", "kwargs"]), hook.target
-
-    def test_a_hook_that_sglang_failed_to_apply_is_missing(self, monkeypatch):
-        from sglang.srt.plugins.hook_registry import HookRegistry
-
-        from sglang_ascend.plugin.errors import StartupRefused
-        from sglang_ascend.plugin.hooks import active_hooks, missing_hooks, require_hooks
-
-        lost = active_hooks()[0]
-        monkeypatch.setattr(HookRegistry, "_patched", HookRegistry._patched - {lost.target})
-        assert missing_hooks() == [lost]
-        with pytest.raises(StartupRefused, match=lost.target):
-            require_hooks()
-
-    def test_a_hook_that_another_plugin_overrides_is_missing(self, monkeypatch):
-        from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
-        from sglang_ascend.plugin.hooks import CPU_HOOKS, missing_hooks
-
-        lost = CPU_HOOKS[0]
-        theirs = (HookType.REPLACE, lambda *arguments: None, None)
-        hooks = {**HookRegistry._hooks, lost.target: [*HookRegistry._hooks[lost.target], theirs]}
-        monkeypatch.setattr(HookRegistry, "_hooks", hooks)
-        assert missing_hooks() == [lost]

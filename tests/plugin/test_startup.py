@@ -28,8 +28,8 @@ importlib.metadata.version = lambda name: "0.5.24" if name == "sglang" else real
 
 MISSING_TARGET = """
 import sglang
-from sglang.srt.models.deepseek_v2 import DeepseekV2ForCausalLM
-del DeepseekV2ForCausalLM.set_embed_and_head
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+del KVCacheConfigurator._build_ascend_mla_kv_pool
 """
 
 FAILED_REGISTRATION = """
@@ -101,8 +101,8 @@ def test_a_hook_whose_target_is_gone_is_refused(flags):
     # SGLang's own account of the failed hook is a logged traceback; ours is the last word.
     sentence = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
-    assert sentence.startswith("sglang-ascend: hook sglang.srt.models.deepseek_v2.")
-    assert "set_embed_and_head could not be applied" in sentence
+    assert sentence.startswith("sglang-ascend: hook sglang.srt.mem_cache.kv_cache_configurator.")
+    assert "_build_ascend_mla_kv_pool could not be applied" in sentence
     assert "sglang-ascend doctor" in sentence
 
 

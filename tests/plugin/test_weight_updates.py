@@ -6,10 +6,13 @@ the product in float64 with the weights that the target holds now.
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import fields
 from types import SimpleNamespace
 
 import pytest
 import torch
+from products import is_product
 
 pytestmark = pytest.mark.sglang
 
@@ -22,14 +25,19 @@ class Drafting(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed_tokens, self.lm_head = torch.nn.Module(), torch.nn.Module()
-        self.set_embed_and_head(torch.empty(0), torch.empty(0))
+        self.model = torch.nn.Module()
+        self.model.embed_tokens, self.lm_head = torch.nn.Module(), torch.nn.Module()
+        for layer in (self.model.embed_tokens, self.lm_head):
+            layer.weight = torch.nn.Parameter(torch.empty(0), requires_grad=False)
 
-    def set_embed_and_head(self, embed: torch.Tensor, head: torch.Tensor) -> None:
-        for layer, weight in ((self.embed_tokens, embed), (self.lm_head, head)):
-            if hasattr(layer, "weight"):
-                del layer.weight
-            layer.weight = weight
+
+@pytest.fixture(autouse=True)
+def weights_of_this_process(monkeypatch):
+    """SGLang refuses an update of weights that processes share, and asks its configuration."""
+    from sglang.srt.model_executor.model_runner_components import weight_updater
+
+    settings = SimpleNamespace(weight_cache_mode="off")
+    monkeypatch.setattr(weight_updater, "get_model", lambda: settings)
 
 
 @pytest.fixture
@@ -40,7 +48,7 @@ def head() -> torch.nn.Parameter:
 
 @pytest.fixture
 def drafting(head: torch.nn.Parameter):
-    from sglang_ascend.plugin.weight_updates import cut_head
+    from sglang_ascend.plugin.requests.weight_updates import cut_head
 
     model = Drafting()
     cut_head(model, torch.zeros(VOCAB, HIDDEN), head, torch.tensor(DRAFT_VOCABULARY))
@@ -48,12 +56,10 @@ def drafting(head: torch.nn.Parameter):
 
 
 def logits_are_of(model: Drafting, head: torch.Tensor) -> bool:
-    from sglang_ascend.plugin.prepared_weights import apply_linear
+    from sglang_ascend.plugin.cpu.layers import PreparedLinear
 
     x = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(1))
-    expected = x.double() @ head.double()[DRAFT_VOCABULARY].T
-    found = apply_linear(None, model.lm_head, x).double()
-    return found.shape == expected.shape and torch.allclose(found, expected, atol=1e-5)
+    return is_product(PreparedLinear().apply(model.lm_head, x), x, head[DRAFT_VOCABULARY])
 
 
 def load(model: torch.nn.Module, new_head: torch.Tensor) -> tuple[bool, str]:
@@ -62,16 +68,27 @@ def load(model: torch.nn.Module, new_head: torch.Tensor) -> tuple[bool, str]:
     return True, "done"
 
 
-def update(model: torch.nn.Module, new_head: torch.Tensor) -> tuple[bool, str]:
-    from sglang_ascend.plugin.weight_updates import follow_weight_update
+def updater_of(model: torch.nn.Module):
+    """SGLang's, of a runner that serves ``model``, followed as the workers have it followed."""
+    from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
-    updater = SimpleNamespace(get_model=lambda: model)
-    return follow_weight_update(lambda self, weight: load(model, weight), updater, new_head)
+    from sglang_ascend.plugin.requests.weight_updates import follow_weight_updates
+
+    values = {field.name: None for field in fields(WeightUpdater) if field.init}
+    values |= {"get_model": lambda: model, "custom_weight_loaders": {}}
+    runner = SimpleNamespace(weight_updater=WeightUpdater(**values))
+    follow_weight_updates(runner)
+    return runner.weight_updater
+
+
+def update(model: torch.nn.Module, new_head: torch.Tensor) -> tuple[bool, str]:
+    model.load_weights = lambda named_tensors: load(model, new_head)
+    return updater_of(model).load_weights_from_distributed([])
 
 
 def test_an_update_of_the_mtp_layer_loads_the_whole_head_and_cuts_it_again(drafting, head):
     assert logits_are_of(drafting, head)
-    assert update(drafting, -head) == (True, "done")
+    assert update(drafting, -head) == (True, "Succeeded to update parameter online.")
     assert logits_are_of(drafting, head)
 
 
@@ -91,18 +108,17 @@ def test_the_rows_stay_where_a_captured_graph_reads_them(drafting, head):
 
 
 def test_a_failed_update_leaves_a_head_that_drafts(drafting, head):
-    from sglang_ascend.plugin.weight_updates import follow_weight_update
-
-    def fail(self):
+    def fail(named_tensors):
         raise RuntimeError("no such file")
 
-    with pytest.raises(RuntimeError):
-        follow_weight_update(fail, SimpleNamespace(get_model=lambda: drafting))
+    drafting.load_weights = fail
+    succeeded, message = updater_of(drafting).load_weights_from_distributed([])
+    assert not succeeded and "no such file" in message
     assert logits_are_of(drafting, head)
 
 
-def test_without_the_hook_the_old_weights_stay_in_use_or_the_head_is_not_found(drafting, head):
-    """The control: what the hook is for."""
+def test_unfollowed_the_old_weights_stay_in_use_or_the_head_is_not_found(drafting, head):
+    """The control: what following is for."""
     assert logits_are_of(drafting, head)
     head.data.copy_(-head)
     assert not logits_are_of(drafting, head)
@@ -110,12 +126,37 @@ def test_without_the_hook_the_old_weights_stay_in_use_or_the_head_is_not_found(d
         load(drafting, head)
 
 
-def test_every_method_that_loads_weights_is_hooked():
+def test_every_method_that_loads_weights_is_followed():
     from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
-    from sglang_ascend.plugin.hooks import STEP_HOOKS
-    from sglang_ascend.plugin.weight_updates import follow_weight_update
+    from sglang_ascend.plugin.requests.weight_updates import FollowedUpdater
 
-    hooked = {hook.target for hook in STEP_HOOKS if hook.replacement is follow_weight_update}
     loaders = {name for name in vars(WeightUpdater) if name.startswith(("update_w", "load_w"))}
-    assert {target.rsplit(".", 1)[1] for target in hooked} == loaders
+    assert loaders == {name for name in vars(FollowedUpdater) if name in vars(WeightUpdater)} & {
+        name for name, value in vars(FollowedUpdater).items() if callable(value)
+    } - {"__init__", "__doc__"}
+    for name in loaders:
+        ours, theirs = (
+            inspect.signature(vars(cls)[name]) for cls in (FollowedUpdater, WeightUpdater)
+        )
+        assert list(ours.parameters) == list(theirs.parameters)
+
+
+@pytest.mark.usefixtures("loaded_plugins")
+def test_the_worker_of_a_server_without_speculation_follows_its_model(drafting, head, monkeypatch):
+    from sglang.srt.managers import tp_worker
+
+    from sglang_ascend.plugin.cpu import plain_worker
+
+    made = updater_of(drafting)
+    runner = SimpleNamespace(weight_updater=made, spec_algorithm=SimpleNamespace(is_none=bool))
+    runner.spec_algorithm.is_none = lambda: True
+    original = plain_worker.PlainWorker.__mro__[1]
+    monkeypatch.setattr(
+        original, "_init_model_runner", lambda self: setattr(self, "_model_runner", runner)
+    )
+    monkeypatch.setattr(plain_worker, "SeededSampler", lambda: "seeded")
+    worker = tp_worker.TpModelWorker.__new__(tp_worker.TpModelWorker)
+    assert isinstance(worker, plain_worker.PlainWorker)
+    worker._init_model_runner()
+    assert runner.weight_updater is not made and runner.sampler == "seeded"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,8 +41,7 @@ class ServerConfig:
     def environment(self) -> dict[str, str]:
         environment = {"OMP_NUM_THREADS": "1", **dict(self.variables)}
         if self.python_path is not None:
-            folders = (str(self.python_path), os.environ.get("PYTHONPATH"))
-            environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+            environment["PYTHONPATH"] = str(self.python_path)
         return environment
 
 

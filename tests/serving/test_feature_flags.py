@@ -23,6 +23,9 @@ from serving_prompts import lossless_mix
 MIXED = ("--chunked-prefill-size", "32", "--enable-mixed-chunk")
 ONE_AT_A_TIME = ("--max-running-requests", "1", "--enable-priority-scheduling")
 SYNCHRONOUS = ("--disable-overlap-schedule", "--disable-radix-cache")
+# As commands for other devices have it.
+NEXTN = """--speculative-algorithm NEXTN --speculative-num-steps 3 --speculative-eagle-topk 1
+    --speculative-num-draft-tokens 4""".split()
 
 Prompts = list[list[int]]
 
@@ -57,6 +60,20 @@ def mixed_steps(replies: list[Reply]) -> int:
         len(reply.tokens) - 1 - reply.meta["spec_num_correct_drafts"] - reply.meta["spec_verify_ct"]
         for reply in replies
     )
+
+
+@pytest.mark.parametrize("variant", ["nextn"])
+def test_a_command_with_nextn_is_served_by_mtp(
+    servers: ServerPool, model_folder: Path, prompts: Prompts, variant: str
+) -> None:
+    plain = plain_and_mtp(model_folder)[0]
+    pair = servers.get(plain, replace(plain, flags=(*plain.flags, *NEXTN)))
+    expected, found = ask_both(
+        pair, lambda server: server.generate_each(prompts, greedy(60), len(prompts))
+    )
+    assert tokens_of(found) == tokens_of(expected)
+    assert tokens_per_step(found) > 1.3
+    assert "--speculative-algorithm NEXTN is served as MTP on this platform." in pair[1].log()
 
 
 @pytest.mark.parametrize("variant", ["mixed chunk"])

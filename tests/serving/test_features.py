@@ -1,6 +1,6 @@
 """What a request may ask for beside its prompt means the same with speculation as without.
 
-The oracle is the same server without speculation (greedy tokens identical, values within 1e-3), or
+The oracle is the same server without speculation (greedy tokens identical, values within 2e-4), or
 transformers where the draw is random. What speculation cannot give is refused with a sentence.
 """
 
@@ -19,7 +19,8 @@ from server_pairs import TEST_TIMEOUT_S, ask_both, plain_and_mtp, tokens_per_ste
 from server_pool import ServerPool
 from serving_prompts import lossless_mix
 
-MAX_DIFFERENCE = 1e-3
+# Seven times the largest seen on a CPU with AVX-512, 2.9e-5 of an output token.
+MAX_DIFFERENCE = 2e-4
 NEW_TOKENS = 24
 ASKED_TOKENS = [5, 77, 400]
 

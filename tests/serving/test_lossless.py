@@ -1,7 +1,7 @@
 """Greedy tokens with MTP are those without it: 208 prompts a model, overlapped, 1 and 16 at once.
 
-In fp32 they are identical. In bf16 a token may differ only where the model itself, in fp32, does
-not tell the two tokens apart.
+In fp32 they are identical. In bf16 a token may differ only where bf16 does not tell the two apart
+(greedy_oracle.py), and in no more than half of the replies.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import pytest
-import torch
+from greedy_oracle import Oracle
 from launched_server import LaunchedServer, Reply, greedy
 from reference_model import ReferenceModel
 from server_pairs import (
@@ -34,7 +33,6 @@ NEW_TOKENS_ALONE = {"nano-deepseek": 8, "smollm2-mtp": 4}
 # Below this the test would be about row 0 of verify only.
 MIN_TOKENS_PER_STEP = 1.3
 
-NUM_PROMPTS_MEASURED = 24
 # Temperature, top-p, top-k, min-p.
 SAMPLING_CASES = (
     (1.0, 1.0, -1, 0.0),
@@ -153,47 +151,42 @@ def test_a_broken_verifier_is_found(
     reference: ReferenceModel,
     mistake: str,
 ) -> None:
-    """The control: a server with one mistake says what the model would not."""
+    """The control: a server with one mistake says what the model would not, in fp32 and also
+    judged with the allowance for bf16."""
     server = servers.get(*broken_verifiers(model_folder))[MISTAKES.index(mistake)]
     chosen = prompts[:16]
+    replies = server.generate(chosen, greedy(24))
     wrong = 0
-    for prompt, reply in zip(chosen, server.generate(chosen, greedy(24)), strict=True):
+    for prompt, reply in zip(chosen, replies, strict=True):
         rows = reference.rows([*prompt, *reply.tokens]).of_output(len(prompt))
         wrong += rows.top_tokens[:, 0].tolist() != reply.tokens
     assert wrong >= len(chosen) // 4
+    outputs = [reply.tokens for reply in replies]
+    with pytest.raises(AssertionError):
+        Oracle(model_folder).check_greedy(chosen, outputs, any_order=True)
 
 
-@pytest.mark.slow
-@both_models
 @pytest.mark.parametrize("dtype", ["bfloat16"])
+@pytest.mark.parametrize(
+    "model", ["nano-deepseek", pytest.param("smollm2-mtp", marks=pytest.mark.slow)]
+)
 def test_in_bf16_only_ties_differ(
-    servers: ServerPool,
-    model_folder: Path,
-    prompts: Prompts,
-    reference: ReferenceModel,
-    dtype: str,
+    servers: ServerPool, model_folder: Path, prompts: Prompts, model: str, dtype: str
 ) -> None:
-    """A token flips where two errors of bf16 outweigh what fp32 sees between two tokens. The
-    errors are measured where nothing flips, on the chosen tokens of the run without MTP; a gap
-    may be twice the largest, which is far below the usual gap between the best two tokens."""
+    """Judged without the servers' own rounding: every token, of both, is transformers' in bf16 or
+    one that bf16 does not tell from it there. At most half of the replies differ (seen: a sixth
+    of nano-deepseek's, a third of smollm2's)."""
     pair = servers.get(*plain_and_mtp(model_folder, dtype=dtype))
-    chosen = prompts[::3]
-    expected, found = ask_both(
-        pair,
-        lambda server: server.generate_each(chosen, greedy(24), 16, return_logprob=True),
+    chosen = prompts[:: 3 if model == "smollm2-mtp" else 5]
+    answers = ask_both(
+        pair, lambda server: server.generate_each(chosen, greedy(NEW_TOKENS[model]), 16)
     )
-    gaps = [difference.gap(reference) for difference in differences(chosen, expected, found)]
-    errors, usual_gaps = [], []
-    for prompt, reply in list(zip(chosen, expected, strict=True))[:NUM_PROMPTS_MEASURED]:
-        rows = reference.rows([*prompt, *reply.tokens]).of_output(len(prompt))
-        errors += (torch.tensor(reply.output_logprobs.values) - rows.next_token).abs().tolist()
-        usual_gaps += (rows.top_values[:, 0] - rows.top_values[:, 1]).tolist()
-    bound = 2 * max(errors)
-    shown = ", ".join(f"{gap:.3f}" for gap in sorted(gaps))
-    print(f"{len(gaps)} of {len(chosen)} replies differ; fp32 gaps in nats: {shown or 'none'}")
-    print(f"bound {bound:.3f}, usual gap {median(usual_gaps):.3f}")
-    assert max(gaps, default=0.0) <= bound
-    assert bound < median(usual_gaps)
+    oracle = Oracle(model_folder)
+    for replies in answers:
+        oracle.check_greedy(chosen, [reply.tokens for reply in replies], any_order=True)
+    num_differing = len(differences(chosen, *answers))
+    print(f"{num_differing} of {len(chosen)} replies differ")
+    assert 2 * num_differing <= len(chosen)
 
 
 @nano_deepseek

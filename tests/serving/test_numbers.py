@@ -1,4 +1,4 @@
-"""Every log-probability that the server returns in fp32 is transformers' own, within 1e-3.
+"""Every log-probability that the server returns in fp32 is transformers' own, within 2e-4.
 
 Wrong slots, positions, masks or lengths in any forward (prefill, chunked prefill, prefill behind a
 radix hit, decode, verify) show here first: a greedy token can survive them, its probability cannot.
@@ -15,7 +15,8 @@ from server_pairs import CHUNK_OF_PAGE, MODELS, TEST_TIMEOUT_S, ask_both, plain_
 from server_pool import ServerPool
 from serving_prompts import RAGGED_LENGTHS, ragged_prompts
 
-MAX_DIFFERENCE = 1e-3
+# Eight times the largest seen on a CPU with AVX-512, 2.6e-5 of nano-deepseek: sums of other orders.
+MAX_DIFFERENCE = 2e-4
 NEW_TOKENS = 12
 WITH_LOGPROBS = {"return_logprob": True, "top_logprobs_num": 5}
 
@@ -123,11 +124,11 @@ def test_the_comparison_sees_a_wrong_weight_and_a_wrong_position(
     (reply,) = pair[1].generate([prompt], greedy(NEW_TOKENS), logprob_start_len=0, **WITH_LOGPROBS)
     assert reference.largest_difference(prompt, reply) < MAX_DIFFERENCE
     with reference.one_weight_perturbed():
-        assert reference.largest_difference(prompt, reply) > 3 * MAX_DIFFERENCE
+        assert reference.largest_difference(prompt, reply) > 15 * MAX_DIFFERENCE
     # Decode one position too far to the right, as after a miscounted prompt.
     count = len(prompt) + NEW_TOKENS - 1
     positions = [i if i < len(prompt) else i + 1 for i in range(count)]
-    assert reference.largest_difference(prompt, reply, positions) > 3 * MAX_DIFFERENCE
+    assert reference.largest_difference(prompt, reply, positions) > 15 * MAX_DIFFERENCE
 
 
 def largest_difference(

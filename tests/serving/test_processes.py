@@ -25,7 +25,8 @@ NUM_PROMPTS = 64
 NEW_TOKENS = 32
 # Below this the test would be about row 0 of verify only.
 MIN_TOKENS_PER_STEP = 1.3
-MAX_DIFFERENCE = 1e-3
+# Nine times the largest seen on a CPU with AVX-512, 2.1e-5 behind a transfer; 1.7e-5 of two ranks.
+MAX_DIFFERENCE = 2e-4
 SAMPLED = {"temperature": 1.0, "max_new_tokens": 24, "ignore_eos": True}
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow, pytest.mark.timeout(TEST_TIMEOUT_S)]
@@ -148,7 +149,7 @@ def test_ranks_that_sample_apart_are_found(
     """The control: a rank that runs on a token of its own spoils the sums of both."""
     config = broken(with_flags(model_folder, "--tp-size", "2"), "ranks_draw_apart")
     (ranks,) = servers.get(config)
-    assert largest_sampled_difference(ranks, unrelated_prompts, reference) > 100 * MAX_DIFFERENCE
+    assert largest_sampled_difference(ranks, unrelated_prompts, reference) > 500 * MAX_DIFFERENCE
 
 
 @nano_deepseek
@@ -216,4 +217,4 @@ def test_a_decode_server_that_starts_from_the_draft_is_found(
     prefill, decode = prefill_and_decode(model_folder, bootstrap_port)
     running = servers.get(prefill, broken(decode, "the_draft_is_taken_for_the_token"))
     both = Disaggregated(*running, bootstrap_port)
-    assert largest_sampled_difference(both, unrelated_prompts, reference) > 100 * MAX_DIFFERENCE
+    assert largest_sampled_difference(both, unrelated_prompts, reference) > 500 * MAX_DIFFERENCE

@@ -19,6 +19,9 @@ from server_pairs import TEST_TIMEOUT_S
 from server_pool import ServerPool
 from step_cost.count_operations import OperationCount
 
+from sglang_ascend.ops import chain, sampling
+from sglang_ascend.ops.dispatch import REFERENCE, Op
+
 MAX_OPERATIONS = 30
 BATCH = 8
 # Drafts: one accepted, one rejected, so that a step emits two tokens.
@@ -75,6 +78,7 @@ def test_a_step_has_one_preparation_few_operations_and_no_wait(
         json.dumps({"metadata prepared by the step": 1})
     }
     assert [step["waits"] for step in steps if step["waits"]] == []
+    assert [step["uncounted"] for step in steps if step["uncounted"]] == []
     counts = [sum(step["operations"].values()) for step in steps]
     print(f"operations per step: {min(counts)} to {max(counts)}: {steps[-1]['operations']}")
     assert max(counts) <= MAX_OPERATIONS, steps[-1]["operations"]
@@ -97,7 +101,7 @@ WAITS = {
 @pytest.mark.parametrize("name", WAITS)
 def test_the_counter_sees_every_kind_of_wait(name: str) -> None:
     x = torch.arange(4)
-    with OperationCount() as count, count.watching_waits():
+    with OperationCount() as count, count.watching_methods():
         WAITS[name](x)
     assert count.waits
     assert torch.arange(2).tolist() == [0, 1], "the methods are given back"
@@ -105,8 +109,24 @@ def test_the_counter_sees_every_kind_of_wait(name: str) -> None:
 
 def test_the_counter_counts_kernels_and_not_views() -> None:
     x = torch.arange(12)
-    with OperationCount() as count, count.watching_waits():
+    with OperationCount() as count, count.watching_methods():
         y = x.view(3, 4).t()[:, None].expand(4, 2, 3)
         y.reshape(-1).add_(1).cumsum(0)
     assert count.operations == ["clone", "add_", "cumsum"]
     assert count.waits == []
+
+
+CALLS = {
+    chain.verify_chain: (torch.zeros(2, 4).long(), torch.zeros(2, 3).long()),  # Numba
+    sampling.greedy: (torch.randn(2, 5),),  # NumPy
+}
+
+
+@pytest.mark.parametrize("op", CALLS, ids=lambda op: op.name)
+def test_the_counter_lists_what_numba_and_numpy_compute(op: Op) -> None:
+    found = {}
+    for name in (REFERENCE, op.choose("cpu").name):
+        with OperationCount() as count, count.watching_methods():
+            op.implementation(name)(*CALLS[op])
+        found[name] = bool(count.uncounted)
+    assert found == {REFERENCE: False, op.choose("cpu").name: True}

@@ -105,13 +105,13 @@ def changes_of_healthy_drafts(rate: float, seed: int, num_drafts: int, batch_siz
     return watchdog.changes
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.floats(0.1, 0.9), st.integers(0, 2**32), st.integers(1, 15), st.integers(4, 130))
 def test_healthy_drafts_raise_no_alarm(rate, seed, num_drafts, batch_size):
     assert changes_of_healthy_drafts(rate, seed, num_drafts, batch_size) == []
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.floats(0, 6e-3), st.integers(0, 2**32), st.integers(4, 130))
 def test_drafts_that_stop_being_right_are_noticed_within_two_windows(rate, seed, batch_size):
     watchdog = Changes()

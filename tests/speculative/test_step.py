@@ -11,6 +11,7 @@ import pytest
 import torch
 from toy_models import (
     DRAFTS,
+    GreedySampling,
     ToyModels,
     adversarial,
     decode_greedily,
@@ -21,27 +22,40 @@ from toy_models import (
     states_of,
 )
 
-from sglang_ascend.speculative.step import speculative_step
+from sglang_ascend.ops import chain
+from sglang_ascend.speculative import step
+from sglang_ascend.speculative.step import (
+    LaunchedPhases,
+    Phases,
+    StepResult,
+    accept,
+    speculative_step,
+)
 
 
-def check_step(models: ToyModels) -> list[int]:
+def run_step(models: ToyModels, phases: Phases) -> StepResult:
+    requests = models.begin_step()
+    result = speculative_step(models.candidates, requests, phases, GreedySampling(), models.publish)
+    models.end_step()
+    return result
+
+
+def check_step(models: ToyModels, phases: Phases | None = None) -> list[int]:
     """Runs one step, checks all that it leaves behind, and commits it; accepted lengths."""
     seq_lens = models.seq_lens
     width = models.num_steps + 1
-    requests = models.begin_step()
-    result = speculative_step(models.candidates, requests, models.constants, models)
-    models.end_step()
-    tails = ["tail"] * (models.num_steps - 1)
-    assert models.calls == ["verify", "accept", "publish", "extend", *tails]
+    result = run_step(models, phases or models.phases())
+    decodes = ["decode"] * (models.num_steps - 1)
+    assert models.calls == ["target", "publish", "extend", *decodes]
     assert torch.equal(result.new_seq_lens, seq_lens + result.accept_lens)
     assert torch.equal(models.published, result.new_seq_lens)
 
     accept_lens = result.accept_lens.tolist()
-    for written, num_tails in ((models.target_written, 0), (models.mtp_written, len(tails))):
-        assert written == {
+    for written, num_decodes in ((models.target_written, 0), (models.mtp_written, len(decodes))):
+        assert written - models.nobodys == {
             models.slot(request, len(tokens) + offset)
             for request, tokens in enumerate(models.committed)
-            for offset in {*range(width), *(accept_lens[request] + j for j in range(num_tails))}
+            for offset in {*range(width), *(accept_lens[request] + j for j in range(num_decodes))}
         }
 
     for request, tokens in enumerate(models.committed):
@@ -98,103 +112,131 @@ def test_the_step_leaves_its_inputs_alone():
     models = ToyModels(make_prompts(3), 3, mixed)
     requests, candidates = models.begin_step(), models.candidates
     before = [candidates.clone(), requests.seq_lens.clone(), requests.req_pool_indices.clone()]
-    speculative_step(candidates, requests, models.constants, models)
+    speculative_step(candidates, requests, models.phases(), GreedySampling(), models.publish)
     after = [candidates, requests.seq_lens, requests.req_pool_indices]
     assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
 
 
+def test_what_was_accepted_is_told_to_the_sampling():
+    """Penalties count the candidates whose rows were kept, not the tokens sampled behind them."""
+    models, sampling = ToyModels(make_prompts(3), 3, mixed), GreedySampling()
+    candidates = models.candidates
+    requests = models.begin_step()
+    result = speculative_step(candidates, requests, models.phases(), sampling, models.publish)
+    ((told, accept_lens),) = sampling.committed
+    assert torch.equal(told, candidates) and torch.equal(accept_lens, result.accept_lens)
+
+
 def test_the_step_fits_a_page():
-    lines = inspect.getsource(speculative_step).splitlines()
-    assert len(lines) < 60
+    for function in (speculative_step, accept, LaunchedPhases.draft):
+        assert len(inspect.getsource(function).splitlines()) < 45
 
 
-# Broken on purpose: what check_step must catch.
+# Mistakes in the phases and in the rule: what check_step must catch.
 
 
-class UnshiftedExtend(ToyModels):
+class Unshifted(LaunchedPhases):
     """Pairs hidden j with token j, as if nothing had been dropped."""
 
-    def verify(self, inputs, candidates):
-        self.verified = candidates
-        return super().verify(inputs, candidates)
-
-    def extend(self, tokens, hidden, last_rows):
-        return super().extend(self.verified, hidden, last_rows)
+    def draft(self, sampled, accept_lens, new_seq_lens):
+        return super().draft(self.candidates, accept_lens, new_seq_lens)
 
 
-class LateWindow(ToyModels):
+class LateWindow(LaunchedPhases):
     """Writes one slot past the window."""
 
-    def begin_step(self):
-        return replace(super().begin_step(), seq_lens=self.seq_lens + 1)
+    def prepare(self, candidates, requests):
+        return super().prepare(candidates, replace(requests, seq_lens=requests.seq_lens + 1))
 
 
-class SharedRow(ToyModels):
-    """Two requests on one row of the slot table."""
+class SwappedRequests(LaunchedPhases):
+    """The first two requests read each other's slots."""
 
-    def begin_step(self):
-        self.rows[1] = self.rows[0]
-        return super().begin_step()
-
-
-class BlindVerify(ToyModels):
-    """The target scores every row as if it were the first."""
-
-    def verify(self, inputs, candidates):
-        logits, hidden = super().verify(inputs, candidates)
-        width = self.num_steps + 1
-        return logits[::width].repeat_interleave(width, dim=0), hidden
+    def prepare(self, candidates, requests):
+        rows = requests.req_pool_indices.clone()
+        rows[:2] = rows[:2].flip(0)
+        return super().prepare(candidates, replace(requests, req_pool_indices=rows))
 
 
-class DraftStateKept(ToyModels):
-    """The MTP cache keeps what the tail wrote instead of the target's states."""
+class LateLengths(LaunchedPhases):
+    """What a row attends to has the length of the step before."""
 
-    def extend(self, tokens, hidden, last_rows):
-        kept = dict(self.mtp_cache)
-        output = super().extend(tokens, hidden, last_rows)
-        self.mtp_cache = self.mtp_cache | kept
-        return output
-
-
-class ShiftedTail(ToyModels):
-    """The tail runs one position late, as if lengths had been shifted with the tokens."""
-
-    def tail(self, j, tail, tokens, hidden):
-        late = replace(tail, positions=tail.positions + 1, kv_lens=tail.kv_lens + 1)
-        return super().tail(j, late, tokens, hidden)
+    def prepare(self, candidates, requests):
+        positions = super().prepare(candidates, requests)
+        metadata = self.rows.metadata
+        late = replace(metadata, kv_lens=metadata.kv_lens - 1)
+        self.rows = replace(self.rows, metadata=late)
+        return positions
 
 
-class BlockTableReadLate(ToyModels):
+class LateDecode(LaunchedPhases):
+    """Drafts after the first run one position late, as if lengths had been shifted with tokens."""
+
+    def draft(self, sampled, accept_lens, new_seq_lens):
+        return super().draft(sampled, accept_lens, new_seq_lens + 1)
+
+
+class DraftsBehindTheLastRow(LaunchedPhases):
+    """Drafts continue from row K, accepted or not."""
+
+    def draft(self, sampled, accept_lens, new_seq_lens):
+        return super().draft(sampled, torch.full_like(accept_lens, sampled.shape[1]), new_seq_lens)
+
+
+class BlockTableReadLate(LaunchedPhases):
     """The MTP layer reads the scheduler's slot lists after they were handed back."""
 
-    def publish(self, new_seq_lens):
-        super().publish(new_seq_lens)
-        self.inputs = replace(self.inputs, block_table=self.req_to_token[self.rows])
+    def draft(self, sampled, accept_lens, new_seq_lens):
+        table = self.requests.req_to_token[self.requests.req_pool_indices]
+        metadata = replace(self.rows.metadata, block_table=table)
+        self.rows = replace(self.rows, metadata=metadata)
+        return super().draft(sampled, accept_lens, new_seq_lens)
 
 
-class TailFromTheLastRow(ToyModels):
-    """The tail continues from row K, accepted or not."""
+@pytest.mark.parametrize("num_steps", [3])
+@pytest.mark.parametrize(
+    "mistaken",
+    [
+        Unshifted,
+        LateWindow,
+        SwappedRequests,
+        LateLengths,
+        LateDecode,
+        DraftsBehindTheLastRow,
+        BlockTableReadLate,
+    ],
+)
+def test_a_mistake_in_the_phases_would_be_seen(mistaken, num_steps):
+    models = ToyModels(make_prompts(4), num_steps, mixed)
+    with pytest.raises((AssertionError, KeyError, IndexError, RuntimeError)):
+        for _ in range(6):
+            check_step(models, mistaken(models, models.propose, models.constants))
 
-    def extend(self, tokens, hidden, last_rows):
-        width = self.num_steps + 1
-        return super().extend(tokens, hidden, torch.arange(len(tokens)) * width + width - 1)
+
+def accept_one_too_many(logits, candidates, positions, sampling):
+    """Keeps a draft that the target does not stand by."""
+    drawn, accept_lens = accept(logits, candidates, positions, sampling)
+    return drawn, (accept_lens + 1).clamp_max(drawn.shape[1])
+
+
+def accept_any_match(logits, candidates, positions, sampling):
+    """Counts the drafts that equal their draws, also behind one that does not."""
+    drawn = sampling.draw(logits, positions)
+    return drawn, ((drawn[:, :-1] == candidates[:, 1:]).sum(dim=1) + 1).int()
+
+
+def accept_against_the_next_row(logits, candidates, positions, sampling):
+    """Judges draft j by row j, which has already seen it."""
+    drawn = sampling.draw(logits, positions)
+    return drawn, chain.verify_chain(drawn.roll(-1, dims=1), candidates[:, 1:])
 
 
 @pytest.mark.parametrize(
-    "broken",
-    [
-        UnshiftedExtend,
-        LateWindow,
-        SharedRow,
-        BlindVerify,
-        DraftStateKept,
-        ShiftedTail,
-        BlockTableReadLate,
-        TailFromTheLastRow,
-    ],
+    "rule", [accept_one_too_many, accept_any_match, accept_against_the_next_row]
 )
-def test_a_broken_step_would_be_seen(broken):
-    models = broken(make_prompts(4), 3, mixed)
+def test_a_mistake_in_the_rule_would_be_seen(rule, monkeypatch):
+    monkeypatch.setattr(step, "accept", rule)
+    models = ToyModels(make_prompts(7), 3, mixed)
     with pytest.raises((AssertionError, KeyError, IndexError, RuntimeError)):
-        for _ in range(6):
+        for _ in range(9):
             check_step(models)

@@ -10,13 +10,13 @@ from itertools import pairwise
 
 import pytest
 import torch
-from toy_models import ToyModels, make_prompts, mixed
+from toy_models import GreedySampling, ToyModels, make_prompts, mixed
 
 from sglang_ascend.speculative import step as step_module
 from sglang_ascend.speculative.step import StepResult, speculative_step
 from sglang_ascend.speculative.timeline import PHASES, HostClock, StepTimeline, StepTimes
 
-PREPARE, VERIFY, ACCEPT, PUBLISH, EXTEND, TAIL, RESULT = (2.0**i for i in range(7))
+PREPARE, TARGET, DRAW, PUBLISH, MTP, RESULT = (2.0**i for i in range(6))
 
 
 class ToyClock:
@@ -44,19 +44,25 @@ class ClockedModels(ToyModels):
 
     def __init__(self, clock: ToyClock, num_steps: int) -> None:
         super().__init__(make_prompts(3), num_steps, mixed)
-        takes = {"verify": VERIFY, "accept": ACCEPT, "publish": PUBLISH}
-        for name, seconds in (takes | {"extend": EXTEND, "tail": TAIL}).items():
+        self.clock = clock
+        for name, seconds in {"target": TARGET, "mtp": MTP, "publish": PUBLISH}.items():
             setattr(self, name, clock.taking(seconds, getattr(self, name)))
+
+    def sampling(self) -> GreedySampling:
+        sampling = GreedySampling()
+        sampling.draw = self.clock.taking(DRAW, sampling.draw)
+        return sampling
 
 
 def run_step(models: ToyModels, timeline: StepTimeline | None) -> StepResult:
     """As the worker runs it."""
-    requests = models.begin_step()
+    requests, phases = models.begin_step(), models.phases()
     result = speculative_step(
         models.candidates,
         requests,
-        models.constants,
-        models if timeline is None else timeline.begin(models),
+        phases if timeline is None else timeline.begin(phases),
+        models.sampling() if isinstance(models, ClockedModels) else GreedySampling(),
+        models.publish,
     )
     models.end_step()
     return result
@@ -75,9 +81,9 @@ def test_each_phase_has_the_time_of_its_calls(monkeypatch, num_steps):
     assert step.batch_size == 3
     assert step.durations == {
         "prepare": PREPARE,
-        "target": VERIFY,
-        "verify": ACCEPT + PUBLISH,
-        "draft": EXTEND + (num_steps - 1) * TAIL,
+        "target": TARGET,
+        "verify": DRAW + PUBLISH,
+        "draft": num_steps * MTP,
         "result": RESULT,
     }
     assert list(step.durations) == list(PHASES)
@@ -93,14 +99,14 @@ def test_a_timed_step_is_the_step(num_steps):
     timed = run_step(models, timeline)
     timeline.finish(3)
     assert all(torch.equal(getattr(plain, name), getattr(timed, name)) for name in vars(plain))
-    assert models.calls == ["verify", "accept", "publish", "extend", *["tail"] * (num_steps - 1)]
+    assert models.calls == ["target", "publish", "extend", *["decode"] * (num_steps - 1)]
     assert all(seconds >= 0 for seconds in seen[0].durations.values())
 
 
 def test_a_step_that_raises_leaves_the_next_one_whole():
     clock, seen = ToyClock(), []
     timeline = StepTimeline([seen.append], clock)
-    timeline.begin(ClockedModels(clock, 2))
+    timeline.begin(ClockedModels(clock, 2).phases())
     clock.now += 500
     run_step(ClockedModels(clock, 2), timeline)
     timeline.finish(3)

@@ -1,12 +1,12 @@
-"""A toy language model and a toy MTP layer with real state in slots, as ``Models`` of a batch.
+"""A toy language model and a toy MTP layer with real state in slots, as ``Forwards`` of a batch,
+and greedy ``Sampling``.
 
 Both read their slots back at every forward and fail on one that does not hold what it must.
 """
 
 import torch
 
-from sglang_ascend.ops import chain
-from sglang_ascend.speculative.step import Requests, StepConstants
+from sglang_ascend.speculative.step import LaunchedPhases, Requests, Rows, StepConstants
 
 VOCABULARY = 11
 NUM_STATES = 9973
@@ -73,7 +73,7 @@ def make_prompts(batch_size: int) -> list[list[int]]:
 
 
 class ToyModels:
-    """``Models`` of a batch: two caches behind one slot table, as in SGLang.
+    """``Forwards`` of a batch: two caches behind one slot table, as in SGLang.
 
     The target's slot holds its token; a hidden state is the fold of all tokens up to it. The MTP
     slot of position p holds (hidden state p, token p + 1) and its output is the state at p + 1.
@@ -85,13 +85,17 @@ class ToyModels:
         generator = torch.Generator().manual_seed(batch_size)
         slots = torch.randperm(2 * batch_size * MAX_CONTEXT_LEN, generator=generator)
         self.req_to_token = slots.view(2 * batch_size, MAX_CONTEXT_LEN)
-        self.rows = torch.randperm(2 * batch_size, generator=generator)[:batch_size]
-        self.constants = StepConstants(num_steps, batch_size, "cpu")
+        # Row 0 is nobody's: a captured step's rows of no request stand there.
+        self.rows = 1 + torch.randperm(2 * batch_size - 1, generator=generator)[:batch_size]
+        self.nobodys = set(self.req_to_token[0].tolist())
+        self.constants = StepConstants(num_steps, max(batch_size, len(PROMPT_LENGTHS)), "cpu")
         self.target_cache: dict[int, int] = {}
         self.mtp_cache: dict[int, tuple[int, int]] = {}
         # Tokens whose target state is final, per request; the bonus token comes after them.
         self.committed = [list(prompt) for prompt in prompts]
         self.calls: list[str] = []
+        self.target_written: set[int] = set()
+        self.mtp_written: set[int] = set()
         self.published: torch.Tensor | None = None
         self.candidates = self._prefill()
 
@@ -126,8 +130,8 @@ class ToyModels:
 
     def begin_step(self) -> Requests:
         self.calls.clear()
-        self.target_written: set[int] = set()
-        self.mtp_written: set[int] = set()
+        self.target_written.clear()
+        self.mtp_written.clear()
         max_kv_len = int(self.seq_lens.max()) + 2 * self.num_steps
         return Requests(self.seq_lens, self.rows, self.req_to_token, max_kv_len)
 
@@ -136,33 +140,31 @@ class ToyModels:
         self.mtp_cache[slot] = (state, token)
         self.mtp_written.add(slot)
         later_state = state
-        for seen in reversed(slots):
+        for seen in reversed(slots if slot not in self.nobodys else ()):
             earlier_state, earlier_token = self.mtp_cache[seen]
             assert fold(earlier_state, earlier_token) == later_state, "the chain is broken"
             later_state = earlier_state
         return fold(state, token)
 
-    def verify(self, inputs, candidates: torch.Tensor) -> tuple:
-        self.calls.append("verify")
-        self.inputs, width = inputs, self.num_steps + 1
+    def phases(self) -> LaunchedPhases:
+        return LaunchedPhases(self, self.propose, self.constants)
+
+    def target(self, rows: Rows, tokens: torch.Tensor, requests: Requests) -> tuple:
+        self.calls.append("target")
+        width = self.num_steps + 1
         states = []
-        for request, tokens in enumerate(candidates.tolist()):
-            for offset, token in enumerate(tokens):
-                slot = int(inputs.row_slots[request * width + offset])
+        for request in range(len(requests.seq_lens)):
+            of_request = slice(request * width, (request + 1) * width)
+            written = rows.slots[of_request].tolist()
+            for slot, token in zip(written, tokens[of_request].tolist(), strict=True):
                 self.target_cache[slot] = token
                 self.target_written.add(slot)
-            kv_len = int(inputs.kv_lens[request])
-            slots = inputs.block_table[request, :kv_len].tolist()
+            kv_len = int(rows.metadata.kv_lens[request])
+            slots = rows.metadata.block_table[request, :kv_len].tolist()
             seen = states_of([self.target_cache[slot] for slot in slots])
-            positions = inputs.positions[request * width : (request + 1) * width]
-            states += [seen[position] for position in positions.tolist()]
+            states += [seen[position] for position in rows.positions[of_request].tolist()]
         logits = one_hot([next_token(state) for state in states])
         return logits, torch.tensor(states, dtype=torch.float64)[:, None]
-
-    def accept(self, logits: torch.Tensor, candidates: torch.Tensor) -> tuple:
-        self.calls.append("accept")
-        sampled = logits.argmax(dim=-1).view(-1, self.num_steps + 1)
-        return sampled, chain.verify_chain(sampled, candidates[:, 1:])
 
     def publish(self, new_seq_lens: torch.Tensor) -> None:
         self.calls.append("publish")
@@ -174,31 +176,56 @@ class ToyModels:
     def end_step(self) -> None:
         self.req_to_token.copy_(self.req_to_token_before)
 
-    def extend(self, tokens: torch.Tensor, hidden: torch.Tensor, last_rows: torch.Tensor) -> tuple:
+    def mtp(self, rows: Rows, tokens: torch.Tensor, hidden: torch.Tensor, last_rows=None) -> tuple:
+        if last_rows is None:
+            return self.draft_from_itself(rows, tokens, hidden)
         self.calls.append("extend")
-        width = self.num_steps + 1
         states = []
-        for request, row in enumerate(tokens.tolist()):
-            for offset, token in enumerate(row):
-                state = int(hidden[request * width + offset, 0])
-                slot = int(self.inputs.row_slots[request * width + offset])
-                self.mtp_cache[slot] = (state, token)
-                self.mtp_written.add(slot)
-                states.append(fold(state, token))
+        for row, token in enumerate(tokens.tolist()):
+            state, slot = int(hidden[row, 0]), int(rows.slots[row])
+            self.mtp_cache[slot] = (state, token)
+            self.mtp_written.add(slot)
+            states.append(fold(state, token))
         return self.mtp_output([states[row] for row in last_rows.tolist()])
 
-    def tail(self, j: int, tail, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple:
-        self.calls.append("tail")
+    def draft_from_itself(self, rows: Rows, tokens: torch.Tensor, hidden: torch.Tensor) -> tuple:
+        self.calls.append("decode")
         states = []
         for request, token in enumerate(tokens.tolist()):
-            position, kv_len = int(tail.positions[j, request]), int(tail.kv_lens[j, request])
+            position, kv_len = int(rows.positions[request]), int(rows.metadata.kv_lens[request])
             assert position == kv_len - 1
-            slots = self.inputs.block_table[request, :kv_len].tolist()
-            assert slots[-1] == int(tail.slots[j, request])
+            slots = rows.metadata.block_table[request, :kv_len].tolist()
+            assert slots[-1] == int(rows.slots[request])
             state = int(hidden[request, 0])
             states.append(self.run_mtp(slots[:-1], slots[-1], state, token))
         return self.mtp_output(states)
 
     def mtp_output(self, states: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens = torch.tensor([self.predict(state) for state in states])
-        return tokens, torch.tensor(states, dtype=torch.float64)[:, None]
+        logits = one_hot([self.predict(state) for state in states])
+        return logits, torch.tensor(states, dtype=torch.float64)[:, None]
+
+    def propose(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(dim=-1)
+
+
+class GreedySampling:
+    """``Sampling`` of requests that all take the likeliest token."""
+
+    draft_probs = None
+    lossy_rule = None
+
+    def __init__(self) -> None:
+        self.committed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def read_chain(self, candidates: torch.Tensor) -> None:
+        self.width = candidates.shape[1]
+
+    def adjust(self, logits: torch.Tensor, candidates: torch.Tensor) -> None:
+        pass
+
+    def draw(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return logits.argmax(dim=-1).view(-1, self.width)
+
+    def commit(self, candidates: torch.Tensor, sampled: torch.Tensor, accept_lens: torch.Tensor):
+        self.committed.append((candidates, accept_lens))
+        return sampled, accept_lens

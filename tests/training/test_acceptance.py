@@ -16,9 +16,9 @@ from sglang_ascend.training.acceptance import (
     repeat_share,
 )
 from sglang_ascend.training.interface import run_chain
-from sglang_ascend.training.mtp_mimo import MiMoConfig, MiMoMTP
+from sglang_ascend.training.targets.layer import MTPLayer
 
-VOCABULARY, SIZE, LENGTH, PROMPT = 6, 8, 150, 4
+VOCABULARY, SIZE, LENGTH, PROMPT = 6, 24, 150, 4
 
 
 def serve(tokens, prompt_length, draft, num_steps):
@@ -38,9 +38,9 @@ def serve(tokens, prompt_length, draft, num_steps):
 
 
 @pytest.fixture
-def setting():
+def setting(tiny_target):
     generator = torch.Generator().manual_seed(1)
-    layer = MiMoMTP(MiMoConfig(SIZE, 12, 2, 1))
+    layer = MTPLayer(tiny_target("MiMoForCausalLM"))
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator))

@@ -2,26 +2,29 @@
 target would give that conversation alone."""
 
 import json
+from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from tiny_targets import FAMILIES, WORDS
+from transformers import PreTrainedTokenizerFast
 
-from sglang_ascend.training.conversation import FORCED, REPLY, USER, ChatTokens, Conversation
 from sglang_ascend.training.data import collate, load_shards, pass_order
 from sglang_ascend.training.draft_vocabulary import frequent_ids, write_draft_vocabulary
-from sglang_ascend.training.generate import GenerateConfig, Generator, generate_shards
-from sglang_ascend.training.outputs import greedy_outputs, load_outputs, save_outputs
-from sglang_ascend.training.shards import read_prompt_list
-
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|> {{ m['role'] }} {{ m['content'] }} <|im_end|> "
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|> assistant {% endif %}"
+from sglang_ascend.training.generation.conversation import (
+    FORCED,
+    REPLY,
+    USER,
+    ChatTokens,
+    Conversation,
 )
-WORDS = ["<unk>", "<|im_start|>", "<|im_end|>", "user", "assistant", "Write", "the", "a", "?", "x"]
+from sglang_ascend.training.generation.generate import GenerateConfig, Generator, generate_shards
+from sglang_ascend.training.generation.outputs import greedy_outputs, load_outputs, save_outputs
+from sglang_ascend.training.generation.shards import read_prompt_list
+
 CONFIG = GenerateConfig(
     rows=3,
     max_length=60,
@@ -33,41 +36,15 @@ CONFIG = GenerateConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A Qwen2 of two layers and a ten-word tokenizer with a chat template."""
-    path = tmp_path_factory.mktemp("target")
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        unk_token="<unk>",
-        eos_token="<|im_end|>",
-        additional_special_tokens=["<|im_start|>"],
-        chat_template=TEMPLATE,
-    )
-    fast.save_pretrained(path)
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(WORDS),
-        hidden_size=24,
-        intermediate_size=40,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-        initializer_range=0.5,
-    )
-    Qwen2ForCausalLM(config).save_pretrained(path)
-    written = json.loads((path / "config.json").read_text())
-    written["rope_theta"] = 10000.0
-    (path / "config.json").write_text(json.dumps(written))
-    return path
+@pytest.fixture(scope="module", params=FAMILIES)
+def target(request, tiny_target):
+    return tiny_target(request.param)
 
 
 @pytest.fixture(scope="module")
-def model(folder):
-    return Qwen2ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+def model(target):
+    """The oracle: transformers' own attention and caches."""
+    return target.model_class.from_pretrained(target.folder, dtype=torch.float32).eval()
 
 
 @torch.no_grad()
@@ -75,8 +52,8 @@ def hiddens(model, tokens):
     return model.model(tokens[None]).last_hidden_state[0]
 
 
-def test_stored_hiddens_are_those_of_the_conversation_alone(folder, model):
-    for row in islice(Generator(folder, CONFIG, set()).run(), 8):
+def test_stored_hiddens_are_those_of_the_conversation_alone(target, model):
+    for row in islice(Generator(target, CONFIG, set()).run(), 8):
         stored = torch.stack(row.hidden).float()
         alone = hiddens(model, torch.tensor(row.tokens))[: len(stored)]
         assert len(stored) >= len(row.tokens) - 1
@@ -84,8 +61,8 @@ def test_stored_hiddens_are_those_of_the_conversation_alone(folder, model):
         assert (stored[1:] - alone[:-1]).abs().max() > 0.5  # control: one position off
 
 
-def test_greedy_replies_are_the_argmax_and_user_turns_end_within_their_limit(folder, model):
-    for row in islice(Generator(folder, CONFIG, set()).run(), 8):
+def test_greedy_replies_are_the_argmax_and_user_turns_end_within_their_limit(target, model):
+    for row in islice(Generator(target, CONFIG, set()).run(), 8):
         logits = hiddens(model, torch.tensor(row.tokens)) @ model.lm_head.weight.T
         greedy = logits.argmax(-1).tolist()
         replies = [i for i, role in enumerate(row.roles) if role == REPLY]
@@ -95,11 +72,26 @@ def test_greedy_replies_are_the_argmax_and_user_turns_end_within_their_limit(fol
         assert len(row.tokens) <= CONFIG.max_length
 
 
-def test_a_killed_generation_goes_on_behind_its_last_whole_shard(folder, tmp_path):
-    generate_shards(folder, tmp_path, CONFIG, set(), 20)
+@pytest.mark.parametrize(
+    ("role", "temperature", "drawn"),
+    [(USER, 0.0, {0, 1}), (REPLY, 1.0, {0, 1, 2}), (REPLY, 0, {0})],
+)
+def test_only_user_turns_are_cut_at_min_p_and_drawn_at_temperature_1(role, temperature, drawn):
+    """Probabilities 0.6, 0.35 and 0.05; of 400 draws the last is missed once in 8e8 times."""
+    torch.manual_seed(0)
+    generator = Generator.__new__(Generator)
+    generator.config = replace(CONFIG, user_min_p=0.1)
+    generator.decoder = SimpleNamespace(logits=lambda hidden: hidden)
+    rows = 400 * [SimpleNamespace(role=role, temperature=temperature)]
+    logits = torch.tensor([0.6, 0.35, 0.05]).log().expand(len(rows), -1)
+    assert set(generator._sample(logits, rows)) == drawn
+
+
+def test_a_killed_generation_goes_on_behind_its_last_whole_shard(target, tmp_path):
+    generate_shards(target, tmp_path, CONFIG, set(), 20)
     first = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
     (tmp_path / "shard-000-00009.part").write_text("killed while writing")
-    generate_shards(folder, tmp_path, CONFIG, set(), 120)
+    generate_shards(target, tmp_path, CONFIG, set(), 120)
     paths = sorted(tmp_path.glob("*.safetensors"))
     assert len(paths) > len(first)
     assert all((tmp_path / name).read_bytes() == content for name, content in first.items())
@@ -109,8 +101,8 @@ def test_a_killed_generation_goes_on_behind_its_last_whole_shard(folder, tmp_pat
     assert load_file(paths[0])["hidden"].dtype == torch.bfloat16
 
 
-def test_batches_hold_every_conversation_once_and_rows_point_at_trained_tokens(folder, tmp_path):
-    generate_shards(folder, tmp_path, CONFIG, set(), 80)
+def test_batches_hold_every_conversation_once_and_rows_point_at_trained_tokens(target, tmp_path):
+    generate_shards(target, tmp_path, CONFIG, set(), 80)
     sequences = load_shards(sorted(tmp_path.glob("*.safetensors")))
     batches = pass_order(sequences, 90, seed=1)
     assert sorted(index for batch in batches for index in batch) == list(range(len(sequences)))
@@ -134,9 +126,9 @@ def test_a_reply_that_repeats_itself_is_seen_as_a_loop():
     assert not conversation(list(range(60))).loops
 
 
-def test_evaluation_outputs_are_greedy_and_survive_the_file(folder, model, tmp_path):
+def test_evaluation_outputs_are_greedy_and_survive_the_file(target, model, tmp_path):
     prompts = [{"domain": "one", "prompt": "Write the x"}, {"domain": "two", "prompt": "a ? a x x"}]
-    outputs = greedy_outputs(folder, prompts, 12)
+    outputs = greedy_outputs(target, prompts, 12)
     save_outputs(tmp_path / "outputs.safetensors", outputs)
     for output, again in zip(outputs, load_outputs(tmp_path / "outputs.safetensors"), strict=True):
         logits = hiddens(model, output.tokens) @ model.lm_head.weight.T
@@ -147,18 +139,19 @@ def test_evaluation_outputs_are_greedy_and_survive_the_file(folder, model, tmp_p
         assert (output.domain, start) == (again.domain, again.prompt_length)
 
 
-def test_the_chat_template_is_cut_where_the_contents_go(folder):
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+def test_the_chat_template_is_cut_where_the_contents_go(target):
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(target.folder)
     chat = ChatTokens.of(tokenizer)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "x"}], tokenize=False, add_generation_prompt=True
     )
     ids = tokenizer(text, add_special_tokens=False).input_ids
-    assert [*chat.prefix, WORDS.index("x"), chat.end, *chat.to_reply] == ids
+    assert [*chat.prefix, WORDS.index("x"), *chat.to_reply] == ids
+    assert chat.end_of(REPLY) == tokenizer.eos_token_id
 
 
-def test_the_draft_vocabulary_holds_special_and_frequent_tokens_then_low_ids(folder, tmp_path):
-    generate_shards(folder, tmp_path, CONFIG, set(), 40)
+def test_the_draft_vocabulary_holds_special_and_frequent_tokens_then_low_ids(target, tmp_path):
+    generate_shards(target, tmp_path, CONFIG, set(), 40)
     paths = tmp_path.glob("*.safetensors")
     tokens = torch.cat([load_file(path)["tokens"] for path in paths]).long()
     counts = torch.bincount(tokens, minlength=20)

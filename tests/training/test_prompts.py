@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_ascend.training.outputs import read_prompts
-from sglang_ascend.training.prompts import (
+from sglang_ascend.training.generation.outputs import read_prompts
+from sglang_ascend.training.generation.prompts import (
     DOMAINS,
     TEMPLATES,
     prompt_key,

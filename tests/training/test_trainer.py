@@ -5,17 +5,22 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_targets import FAMILIES
 
-from sglang_ascend.training.conversation import FORCED, REPLY
-from sglang_ascend.training.export import PREFIX, checkpoint_tensors, export, layer_weights
+from sglang_ascend.training.generation.conversation import FORCED, REPLY
 from sglang_ascend.training.loss import LossConfig
-from sglang_ascend.training.mtp_mimo import MiMoConfig, MiMoMTP
+from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.trainer import TrainConfig, Trainer, read_average
 
-VOCABULARY, SIZE = 11, 8
+VOCABULARY, SIZE = 11, 24
 CONFIG = TrainConfig(
     max_steps=9, tokens_per_batch=48, warmup_steps=2, loss_vocabulary=6, checkpoint_steps=4
 )
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def target(request, tiny_target):
+    return tiny_target(request.param)
 
 
 class KilledError(RuntimeError):
@@ -49,34 +54,34 @@ def write_data(folder):
         save_file(tensors, folder / f"shard-000-{shard:05d}.safetensors")
 
 
-def trainer(kind, data, out, config=CONFIG):
+def trainer(target, kind, data, out, config=CONFIG):
     generator = torch.Generator().manual_seed(5)
-    layer = MiMoMTP(MiMoConfig(SIZE, 12, 2, 1))
+    layer = MTPLayer(target)
     layer.initialize(torch.ones(SIZE), 0.3, generator)
     embedding = torch.randn(VOCABULARY, SIZE, generator=generator)
     loss = LossConfig(num_steps=2, hard_weight=0.5)
     return kind(layer, embedding, embedding, data, out, config, loss)
 
 
-def test_resuming_after_a_kill_gives_identical_weights(tmp_path):
+def test_resuming_after_a_kill_gives_identical_weights(target, tmp_path):
     write_data(tmp_path / "data")
-    trainer(Trainer, tmp_path / "data", tmp_path / "whole").run()
+    trainer(target, Trainer, tmp_path / "data", tmp_path / "whole").run()
     with pytest.raises(KilledError):
-        trainer(KilledTrainer, tmp_path / "data", tmp_path / "killed").run()
-    trainer(Trainer, tmp_path / "data", tmp_path / "killed").run()
+        trainer(target, KilledTrainer, tmp_path / "data", tmp_path / "killed").run()
+    trainer(target, Trainer, tmp_path / "data", tmp_path / "killed").run()
     whole = load_file(tmp_path / "whole" / "checkpoint.safetensors")
     resumed = load_file(tmp_path / "killed" / "checkpoint.safetensors")
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_resuming_without_the_optimizer_state_is_caught(tmp_path):
+def test_resuming_without_the_optimizer_state_is_caught(target, tmp_path):
     """Control: the comparison above sees a resume that forgets the moments."""
     write_data(tmp_path / "data")
-    trainer(Trainer, tmp_path / "data", tmp_path / "whole").run()
+    trainer(target, Trainer, tmp_path / "data", tmp_path / "whole").run()
     with pytest.raises(KilledError):
-        trainer(KilledTrainer, tmp_path / "data", tmp_path / "killed").run()
-    forgetful = trainer(Trainer, tmp_path / "data", tmp_path / "killed")
+        trainer(target, KilledTrainer, tmp_path / "data", tmp_path / "killed").run()
+    forgetful = trainer(target, Trainer, tmp_path / "data", tmp_path / "killed")
     restore = forgetful._restore
 
     def forget():
@@ -86,15 +91,15 @@ def test_resuming_without_the_optimizer_state_is_caught(tmp_path):
 
     forgetful._restore = forget
     forgetful.run()
-    whole = read_average(tmp_path / "whole" / "checkpoint.safetensors")
-    resumed = read_average(tmp_path / "killed" / "checkpoint.safetensors")
+    whole = read_average(tmp_path / "whole")
+    resumed = read_average(tmp_path / "killed")
     assert any(not torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_training_lowers_the_loss(tmp_path):
+def test_training_lowers_the_loss(target, tmp_path):
     write_data(tmp_path / "data")
     config = replace(CONFIG, max_steps=150, learning_rate=1e-2, average_decay=0.5)
-    run = trainer(Trainer, tmp_path / "data", tmp_path / "out", config)
+    run = trainer(target, Trainer, tmp_path / "data", tmp_path / "out", config)
     first, last = [], []
     original = run._train_step
 
@@ -108,35 +113,7 @@ def test_training_lowers_the_loss(tmp_path):
     assert sum(last[-10:]) / 10 < 0.8 * sum(first) / len(first)
 
 
-def test_an_empty_data_folder_is_refused_in_one_sentence(tmp_path):
+def test_an_empty_data_folder_is_refused_in_one_sentence(target, tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(FileNotFoundError, match="holds no shard: run `generate` first"):
-        trainer(Trainer, tmp_path / "data", tmp_path / "out").run()
-
-
-def test_exported_names_are_those_sglang_reads_and_load_back(tmp_path):
-    layer = MiMoMTP(MiMoConfig(SIZE, 12, 2, 1))
-    weights = {name: value.detach() for name, value in layer.named_parameters()}
-    export(weights, tmp_path / "mtp.safetensors")
-    tensors = load_file(tmp_path / "mtp.safetensors")
-    parts = {name.removeprefix(PREFIX) for name in tensors}
-    assert all(name.startswith("model.mtp_layers.0.") for name in tensors)
-    assert parts == {
-        *(f"self_attn.{p}_proj.{kind}" for p in "qkv" for kind in ("weight", "bias")),
-        "self_attn.o_proj.weight",
-        *(f"mlp.{p}_proj.weight" for p in ("gate", "up", "down")),
-        "token_layernorm.weight",
-        "hidden_layernorm.weight",
-        "input_proj.weight",
-        "input_layernorm.weight",
-        "post_attention_layernorm.weight",
-        "final_layernorm.weight",
-    }
-    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
-    assert all((tensors[name] == 0).all() for name in tensors if name.endswith(".bias"))
-    MiMoMTP(MiMoConfig(SIZE, 12, 2, 1)).load_state_dict(layer_weights(tensors))
-
-
-def test_weights_that_are_not_finite_are_not_exported():
-    with pytest.raises(ValueError, match="holds NaN or infinity"):
-        checkpoint_tensors({"input_proj.weight": torch.tensor([[float("nan")]])})
+        trainer(target, Trainer, tmp_path / "data", tmp_path / "out").run()

@@ -66,18 +66,18 @@ def verify_chain() -> Launch:
     )
 
 
-def place_tail() -> Launch:
-    num_tails, accept_lens, new_seq_lens = 2, [1, 4, 3], [5, 17, 1029]
+def place_draft_decode() -> Launch:
+    num_drafts, accept_lens, new_seq_lens = 2, [1, 4, 3], [5, 17, 1029]
     slots = torch.randperm(100, generator=torch.Generator().manual_seed(3))[:18].view(3, 6)
     columns = list(zip(new_seq_lens, accept_lens, slots.tolist(), strict=True))
-    positions = [[start + j for start, _, _ in columns] for j in range(num_tails)]
-    places = [[row[accepted + j] for _, accepted, row in columns] for j in range(num_tails)]
-    kv_lens = [[start + j + 1 for start, _, _ in columns] for j in range(num_tails)]
+    positions = [[start + j for start, _, _ in columns] for j in range(num_drafts)]
+    places = [[row[accepted + j] for _, accepted, row in columns] for j in range(num_drafts)]
+    kv_lens = [[start + j + 1 for start, _, _ in columns] for j in range(num_drafts)]
     expected = [torch.tensor(rows) for rows in (positions, places, kv_lens)]
     inputs = torch.tensor(new_seq_lens), torch.tensor(accept_lens, dtype=torch.int32), slots
     return Launch(
         (len(columns),),
-        (*inputs, *(unwritten(num_tails, len(columns)) for _ in expected), len(columns), 6),
+        (*inputs, *(unwritten(num_drafts, len(columns)) for _ in expected), len(columns), 6),
         dict(enumerate(expected, start=len(inputs))),
         (("arith.addi", "arith.subi"), ("arith.muli", "arith.addi")),
     )
@@ -86,5 +86,5 @@ def place_tail() -> Launch:
 LAUNCHES = {
     "prepare_step K=3": prepare_step,
     "verify_chain K=3": verify_chain,
-    "place_tail K=3": place_tail,
+    "place_draft_decode K=3": place_draft_decode,
 }

@@ -13,15 +13,30 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_ascend.ops.dispatch import OPS, Implementation
-from sglang_ascend.verify import operator_speed, synchronisation
-from sglang_ascend.verify.operator_calls import CALLS, arguments_of, load_operators
-from sglang_ascend.verify.operators import BoundCall, check_call, check_operators, distance
+from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation
+from sglang_ascend.verify.operators import speed, synchronisation
+from sglang_ascend.verify.operators.against_reference import (
+    BoundCall,
+    check_call,
+    check_operators,
+    distance,
+)
+from sglang_ascend.verify.operators.calls import CALLS, arguments_of, load_operators
 
 load_operators()
 FP32 = torch.float32
+QUANTIZED_ON_CPU = {
+    "quantized.grouped_integer_linear",
+    "quantized.integer_linear",
+    "quantized.quantize_per_token",
+    "quantized.quantize_static",
+    "quantized.weight_only_linear",
+}
 ON_CPU = (
     "attention.paged_gqa",
+    "attention.paged_gqa_ragged",
+    "attention.paged_mla",
+    "attention.paged_mla_ragged",
     "chain.prepare_step",
     "chain.verify_chain",
     "sampling.filter_probs",
@@ -43,7 +58,7 @@ def another_body(monkeypatch) -> Callable[[str, Callable[..., Any]], BoundCall]:
 
     def install(name: str, function: Callable[..., Any]) -> BoundCall:
         body = Implementation("another", function, frozenset({"cpu"}))
-        monkeypatch.setitem(OPS[name]._chosen, "cpu", body)
+        monkeypatch.setitem(OPS[name]._bodies, "cpu", (body, *OPS[name].bodies("cpu")))
         return call_of(name)
 
     return install
@@ -53,7 +68,10 @@ def test_every_operator_with_a_body_for_the_npu_has_a_call():
     for_npu = {
         name
         for name, op in OPS.items()
-        if any("npu" in body.devices for body in op._implementations.values())
+        if any(
+            "npu" in body.devices or (not body.devices and body.name != REFERENCE)
+            for body in op._implementations.values()
+        )
     }
     assert set(CALLS) == for_npu
 
@@ -76,7 +94,7 @@ def test_the_bodies_of_this_machine_pass():
     checks = check_operators("cpu", quiet)
     assert [check.name for check in checks if check.passed is False] == []
     judged = {check.name.split(" ")[0] for check in checks if check.passed}
-    assert judged == {*ON_CPU, "chain.place_tail"}
+    assert judged == {*ON_CPU, "chain.place_draft_decode", *QUANTIZED_ON_CPU}
     assert all(check.note for check in checks if check.passed is None)
 
 
@@ -189,8 +207,8 @@ def test_a_timing_is_a_ratio_of_alternating_rounds_and_judges_nothing(monkeypatc
     def run_source(run: Callable[[], Any]) -> str:
         return "call.body" if "call" in run.__code__.co_freevars else "reference"
 
-    monkeypatch.setattr(operator_speed, "microseconds", microseconds)
-    check = operator_speed.time_call(call, rounds=3)
+    monkeypatch.setattr(speed, "microseconds", microseconds)
+    check = speed.time_call(call, rounds=3)
     assert check.passed is None
     assert check.measured["reference / body"] == 2.0
     assert (check.measured["least"], check.measured["most"]) == (1.0, 4.0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_ascend import env
-from sglang_ascend.plugin import waits
+from sglang_ascend.plugin.npu import waits
 from sglang_ascend.verify import serving_waits
 from sglang_ascend.verify.checks import Check
 from sglang_ascend.verify.serving import Setting
@@ -80,21 +80,21 @@ def test_without_a_device_nothing_is_started_or_judged(tmp_path):
     assert found.passed is None and "no device" in found.note
 
 
-@pytest.mark.parametrize(("value", "modes"), [(None, []), ("", []), ("1", ["warn"])])
-def test_a_server_logs_its_waits_only_where_it_is_asked_to(monkeypatch, value, modes):
+@pytest.mark.parametrize(
+    ("value", "installed", "modes"),
+    [(None, True, []), ("", True, []), ("1", True, ["warn"]), ("1", False, [])],
+)
+def test_a_server_logs_its_waits_only_where_it_is_asked_to_and_has_torch_npu(
+    monkeypatch, value, installed, modes
+):
     import torch
 
     set_modes: list[str] = []
     npu = type("npu", (), {"set_sync_debug_mode": staticmethod(set_modes.append)})
     monkeypatch.setattr(torch, "get_device_module", lambda name: npu)
-    monkeypatch.setattr(waits, "find_spec", lambda name: name)
+    monkeypatch.setattr(waits, "find_spec", lambda name: name if installed else None)
     monkeypatch.delenv(env.LOG_WAITS.name, raising=False)
     if value is not None:
         monkeypatch.setenv(env.LOG_WAITS.name, value)
     waits.log_waits()
     assert set_modes == modes
-
-
-def test_without_torch_npu_the_variable_changes_nothing(monkeypatch):
-    monkeypatch.setenv(env.LOG_WAITS.name, "1")
-    waits.log_waits()

@@ -1,17 +1,20 @@
-"""Operators on a drafted chain: one preparation per step, verification, the tail's places."""
+"""Operators on a drafted chain: one preparation per step, verification, where drafts
+are decoded."""
 
-from sglang_ascend.ops.chain import compiled, launched, reference
-from sglang_ascend.ops.compiled_on_cpu import numba_body
-from sglang_ascend.ops.dispatch import Op
-from sglang_ascend.ops.launched_by_triton import triton_body
+from sglang_ascend.ops.chain import reference, triton
+from sglang_ascend.ops.dispatch import Op, numba_body, triton_body
+
+NUMBA = "sglang_ascend.ops.chain.numba"
 
 prepare_step = Op("chain.prepare_step", reference.prepare_step)
-prepare_step.register(numba_body(compiled.prepare_step))
-prepare_step.register(triton_body(launched.prepare_step, launched.accepts_prepare_step))
+prepare_step.register(numba_body(NUMBA, "prepare_step"))
+prepare_step.register(triton_body(triton.prepare_step, triton.accepts_prepare_step))
 verify_chain = Op("chain.verify_chain", reference.verify_chain)
-verify_chain.register(numba_body(compiled.verify_chain))
-verify_chain.register(triton_body(launched.verify_chain, launched.accepts_verify_chain))
+verify_chain.register(numba_body(NUMBA, "verify_chain"))
+verify_chain.register(triton_body(triton.verify_chain, triton.accepts_verify_chain))
 verify_by_rejection = Op("chain.verify_by_rejection", reference.verify_by_rejection)
-place_tail = Op("chain.place_tail", reference.place_tail)
-place_tail.register(numba_body(compiled.place_tail))
-place_tail.register(triton_body(launched.place_tail, launched.accepts_place_tail))
+place_draft_decode = Op("chain.place_draft_decode", reference.place_draft_decode)
+place_draft_decode.register(numba_body(NUMBA, "place_draft_decode"))
+place_draft_decode.register(
+    triton_body(triton.place_draft_decode, triton.accepts_place_draft_decode)
+)

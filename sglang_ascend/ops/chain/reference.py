@@ -1,4 +1,5 @@
-"""Definitions of the chain operators: prepare a step once, accept a chain, place its tail."""
+"""Definitions of the chain operators: prepare a step once, accept a chain, place its draft
+decodes."""
 
 from __future__ import annotations
 
@@ -6,15 +7,15 @@ from dataclasses import dataclass
 
 import torch
 
-from sglang_ascend.ops.sampling.reference import draw as draw_from
+from sglang_ascend.ops.sampling.reference import inverse_cdf
 
 
 @dataclass(frozen=True)
 class StepInputs:
     """What every forward of a step is told, made once from device lengths.
 
-    The verified rows are bonus and chain, K+1 per request, from position ``seq_len`` on. The tail
-    drafts of the step reach K-1 positions past them: ``slots`` covers both.
+    The verified rows are bonus and chain, K+1 per request, from position ``seq_len`` on. The
+    step's draft decodes reach K-1 positions past them: ``slots`` covers both.
     """
 
     positions: torch.Tensor  # int64 [batch * (K+1)], of the verified rows, request-major
@@ -26,8 +27,8 @@ class StepInputs:
 
 
 @dataclass(frozen=True)
-class TailInputs:
-    """Tail draft j (row j-1) runs at the j-th position after the committed tokens."""
+class DraftDecodeInputs:
+    """Draft decode j (row j-1) runs at the j-th position after the committed tokens."""
 
     positions: torch.Tensor  # int64 [K-1, batch]
     slots: torch.Tensor  # int64 [K-1, batch]
@@ -55,15 +56,15 @@ def prepare_step(
             slots.
     """
     num_draft_tokens = len(offsets) // 2 + 1
-    block_table = req_to_token[req_pool_indices, :max_kv_len:page_size].long() // page_size
+    listed = req_to_token[req_pool_indices, :max_kv_len].long()
     window = seq_lens[:, None] + offsets
-    slots = req_to_token[req_pool_indices[:, None], window].long()
+    slots = listed.gather(1, window)
     return StepInputs(
         positions=window[:, :num_draft_tokens].reshape(-1),
         row_slots=slots[:, :num_draft_tokens].reshape(-1),
         slots=slots,
         kv_lens=seq_lens + num_draft_tokens,
-        block_table=block_table,
+        block_table=listed[:, ::page_size] // page_size,
         page_size=page_size,
     )
 
@@ -100,8 +101,8 @@ def verify_by_rejection(
     target_probs: torch.Tensor,
     draft_probs: torch.Tensor,
     draft_tokens: torch.Tensor,
-    accept_coins: torch.Tensor,
-    draw_coins: torch.Tensor,
+    accept_uniform: torch.Tensor,
+    draw_uniform: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Speculative sampling (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318).
 
@@ -113,7 +114,7 @@ def verify_by_rejection(
         target_probs: float [batch, K+1, vocab_size], p after draft tokens 1..j.
         draft_probs: float [batch, K, vocab_size], q; 0 for tokens that the draft cannot propose.
         draft_tokens: int64 [batch, K], drawn from ``draft_probs``.
-        accept_coins, draw_coins: float64 [batch, K] and [batch, K+1], uniform in [0, 1).
+        accept_uniform, draw_uniform: float64 [batch, K] and [batch, K+1], uniform in [0, 1).
 
     Returns:
         (int64 [batch, K+1], of which the first accept_lens of a row are emitted;
@@ -122,38 +123,39 @@ def verify_by_rejection(
     drafted = draft_tokens[..., None]
     p = target_probs[:, :-1].gather(-1, drafted)[..., 0]
     q = draft_probs.gather(-1, drafted)[..., 0]
-    accept_lens = keep_prefix(accept_coins * q < p)
+    accept_lens = keep_prefix(accept_uniform * q < p)
     last = (accept_lens - 1).long()[:, None]
     residual = (target_probs[:, :-1] - draft_probs).clamp_min(0)
     # p = q up to rounding leaves no residual, and is all but never rejected; p then stands for it.
     residual = torch.where(residual.sum(-1, keepdim=True) > 0, residual, target_probs[:, :-1])
     weights = torch.cat([residual, target_probs[:, -1:]], dim=1)
     weights = weights.gather(1, last[..., None].expand(-1, -1, weights.shape[-1]))[:, 0]
-    bonus = draw_from(weights, draw_coins.gather(1, last)[:, 0])
+    bonus = inverse_cdf(weights, draw_uniform.gather(1, last)[:, 0])
     tokens = torch.nn.functional.pad(draft_tokens, (0, 1)).scatter(1, last, bonus[:, None])
     return tokens, accept_lens
 
 
-def place_tail(
+def place_draft_decode(
     new_seq_lens: torch.Tensor,
     accept_lens: torch.Tensor,
     slots: torch.Tensor,
     offsets: torch.Tensor,
-) -> TailInputs:
-    """Where the K-1 tail drafts go: behind the committed tokens, in the step's own slots.
+) -> DraftDecodeInputs:
+    """Where the K-1 draft decodes go: behind the committed tokens, in the step's own slots.
 
     Args:
         new_seq_lens: int64 [batch], seq_len + accept_len.
         accept_lens: int [batch], in 1..K+1.
         slots: int64 [batch, 2K], as ``prepare_step`` gave them.
-        offsets: int64 [K-1, 1], 0, 1, 2, ...
+        offsets: int64 [K, 1], 0, 1, 2, ...
 
     Returns:
-        rows of tail draft j = 1..K-1. Does not synchronise.
+        rows of draft decode j = 1..K-1. Does not synchronise.
     """
+    # A row is one position past the tokens before it, so row j+1's position is row j's length.
     positions = new_seq_lens + offsets
-    return TailInputs(
-        positions=positions,
-        slots=slots.t().gather(0, accept_lens + offsets),
-        kv_lens=positions + 1,
+    return DraftDecodeInputs(
+        positions=positions[:-1],
+        slots=slots.t().gather(0, accept_lens + offsets[:-1]),
+        kv_lens=positions[1:],
     )

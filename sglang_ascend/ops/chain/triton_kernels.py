@@ -71,25 +71,25 @@ def verify_chain(
 
 
 @triton.jit
-def place_tail(
+def place_draft_decode(
     new_seq_lens,
     accept_lens,
     slots,
     positions,
-    tail_slots,
+    draft_slots,
     kv_lens,
     batch_size,
     num_slots,
-    NUM_TAILS: tl.constexpr,
-    WINDOW: tl.constexpr,  # a power of two, at least NUM_TAILS
+    NUM_DRAFTS: tl.constexpr,
+    WINDOW: tl.constexpr,  # a power of two, at least NUM_DRAFTS
 ):
-    """One program per request: its column of each of the three [NUM_TAILS, batch] outputs."""
+    """One program per request: its column of each of the three [NUM_DRAFTS, batch] outputs."""
     request = tl.program_id(0)
     ramp = tl.arange(0, WINDOW)
-    inside = ramp < NUM_TAILS
+    inside = ramp < NUM_DRAFTS
     position = tl.load(new_seq_lens + request).to(tl.int32) + ramp
     behind = slots + request * num_slots + tl.load(accept_lens + request)
     places = ramp * batch_size + request
     tl.store(positions + places, position.to(tl.int64), mask=inside)
-    tl.store(tail_slots + places, tl.load(behind + ramp, mask=inside, other=0), mask=inside)
+    tl.store(draft_slots + places, tl.load(behind + ramp, mask=inside, other=0), mask=inside)
     tl.store(kv_lens + places, (position + 1).to(tl.int64), mask=inside)

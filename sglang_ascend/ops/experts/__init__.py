@@ -1,14 +1,13 @@
 """Mixture of experts: choose, group by expert, multiply, and sum what comes back."""
 
-from sglang_ascend.ops.dispatch import Op
-from sglang_ascend.ops.experts import fused, reference
-from sglang_ascend.ops.on_npu import npu_body
+from sglang_ascend.ops.dispatch import Op, npu_body
+from sglang_ascend.ops.experts import npu, reference
 
-choose = Op("experts.choose", reference.choose)
-choose.register(npu_body(fused.choose, fused.accepts_scores))
-route = Op("experts.route", reference.route)
-route.register(npu_body(fused.route))
+gating = Op("experts.gating", reference.gating)
+gating.register(npu_body(npu.gating, accepts=npu.accepts_scores))
+permute = Op("experts.permute", reference.permute)
+permute.register(npu_body(npu.permute))
 grouped_matmul = Op("experts.grouped_matmul", reference.grouped_matmul)
-grouped_matmul.register(npu_body(fused.grouped_matmul))
-combine = Op("experts.combine", reference.combine)
-combine.register(npu_body(fused.combine))
+grouped_matmul.register(npu_body(npu.grouped_matmul))
+unpermute = Op("experts.unpermute", reference.unpermute)
+unpermute.register(npu_body(npu.unpermute))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def choose(
+def gating(
     scores: torch.Tensor,
     bias: torch.Tensor,
     *,
@@ -41,7 +41,7 @@ def choose(
     return weights.to(scores.dtype), experts.int()
 
 
-def route(
+def permute(
     x: torch.Tensor, experts: torch.Tensor, *, num_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A copy of each row for each of its experts, grouped by expert.
@@ -79,13 +79,13 @@ def grouped_matmul(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor)
     return torch.cat([rows @ weight for rows, weight in groups])
 
 
-def combine(copies: torch.Tensor, weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The weighted sum of what the experts made of each row: the inverse of ``route``.
+def unpermute(copies: torch.Tensor, weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The weighted sum of what the experts made of each row: the inverse of ``permute``.
 
     Args:
-        copies: float [rows * k, width], in the order of ``route``.
+        copies: float [rows * k, width], in the order of ``permute``.
         weights: [rows, k] in the dtype of ``copies``.
-        places: int32 [rows * k], as ``route`` gave them.
+        places: int32 [rows * k], as ``permute`` gave them.
 
     Returns:
         [rows, width] in the dtype of ``copies``, summed in float32. Does not synchronise.

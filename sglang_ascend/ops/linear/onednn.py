@@ -1,4 +1,4 @@
-"""fp32 on CPU: oneDNN's packed weights, through the operators that Inductor itself emits."""
+"""On CPU: oneDNN's packed weights, through the operators that Inductor itself emits."""
 
 from __future__ import annotations
 
@@ -16,12 +16,19 @@ def is_available() -> bool:
     )
 
 
+def multiplies_bfloat16() -> bool:
+    """oneDNN has products of bfloat16 for this CPU (on x86: from AVX-512 on)."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 def accepts_weight(weight: torch.Tensor) -> bool:
+    if weight.dtype == torch.bfloat16:
+        return multiplies_bfloat16()
     return weight.dtype == torch.float32
 
 
 def prepare_packed(weight: torch.Tensor) -> PreparedWeight:
-    """Packs a second copy of an fp32 ``weight``.
+    """Packs a second copy of ``weight``.
 
     The unpacked product repacks the weight in every call once there are two rows or more, so
     that a verify forward of four rows costs two of one row; packed, it costs little over one.
@@ -32,7 +39,7 @@ def prepare_packed(weight: torch.Tensor) -> PreparedWeight:
 
 def accepts_rows(x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | None = None) -> bool:
     """oneDNN has no product of no rows."""
-    return weight.packed is not None and x.dtype == torch.float32 and x.numel() > 0
+    return weight.packed is not None and x.dtype == weight.dense.dtype and x.numel() > 0
 
 
 def linear_packed(

@@ -8,7 +8,7 @@ from typing import Any
 from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 
-from sglang_ascend.ops.npu.demands import DEMANDS
+from sglang_ascend.ops.npu.constraints import CONSTRAINTS
 
 
 class CallRefused(ValueError):
@@ -18,15 +18,15 @@ class CallRefused(ValueError):
 def refusal(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str | None:
     """What the documentation of ``npu::name`` holds against a call, None where nothing does.
 
-    Does not synchronise. Raises KeyError for an operator that has no demands here.
+    Does not synchronise. Raises KeyError for an operator that has no constraints here.
     """
-    demand = DEMANDS[name]
+    constraints = CONSTRAINTS[name]
     try:
-        call = demand.bind(args, kwargs)
+        call = constraints.bind(args, kwargs)
     except TypeError as error:
         return str(error)
     # One by one, for a rule may rely on those before it.
-    broken = next((rule for rule in demand.rules if not rule.holds(call)), None)
+    broken = next((rule for rule in constraints.rules if not rule.holds(call)), None)
     return broken and f"{name}: {broken.says} ({broken.source})."
 
 
@@ -34,7 +34,8 @@ class CheckedCalls(TorchFunctionMode):
     """While entered, a call of an ``npu::`` operator raises CallRefused instead of being made.
 
     Sees the arguments as the caller wrote them: the dispatcher has by then read a tensor that
-    stands where host integers belong. Operators without demands pass and are named in ``unknown``.
+    stands where host integers belong. Operators without constraints pass and
+    are named in ``unknown``.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class CheckedCalls(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = _npu_operator(func)
-        if name is not None and name not in DEMANDS:
+        if name is not None and name not in CONSTRAINTS:
             self.unknown.add(name)
         elif name is not None:
             found = refusal(name, args, kwargs or {})

@@ -1,4 +1,4 @@
-"""Compares what DEMANDS says of torch_npu with the torch_npu that is installed."""
+"""Compares what CONSTRAINTS says of torch_npu with the torch_npu that is installed."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from importlib.util import find_spec
 
 import torch
 
-from sglang_ascend.ops.npu.demand import DOCS, Demand
+from sglang_ascend.ops.npu.constraint import DOCS, Constraints
 
 
-def difference(demand: Demand, docs: list[str]) -> str | None:
-    """In what the installed operator is another one than ``demand`` describes, None for nothing.
+def difference(constraints: Constraints, docs: list[str]) -> str | None:
+    """In what the installed operator differs from ``constraints``, None for nothing.
 
     ``docs``: the lines of torch_npu's documentation, as ``documentation`` reads them.
     """
-    packet = getattr(torch.ops.npu, demand.name, None)
+    packet = getattr(torch.ops.npu, constraints.name, None)
     if packet is None:
-        return f"torch_npu has no operator {demand.name}"
-    if str(packet.default._schema) != demand.schema:
-        return f"torch_npu has {demand.name} with another schema"
-    for rule in demand.rules:
+        return f"torch_npu has no operator {constraints.name}"
+    if str(packet.default._schema) != constraints.schema:
+        return f"torch_npu has {constraints.name} with another schema"
+    for rule in constraints.rules:
         quoted = docs[rule.line - 1] if 0 < rule.line <= len(docs) else ""
         if rule.line and rule.quote not in quoted:
-            return f"torch_npu no longer says of {demand.name} that {rule.says} ({rule.source})"
+            return (
+                f"torch_npu no longer says of {constraints.name} that {rule.says} ({rule.source})"
+            )
     return None
 
 

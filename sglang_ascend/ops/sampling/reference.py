@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 _MASK = 0xFFFFFFFF
-_HALF = 2**31
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
@@ -56,61 +55,38 @@ def filter_probs(
     return torch.empty_like(probs).scatter_(-1, tokens, ordered)
 
 
-def draw(weights: torch.Tensor, coins: torch.Tensor) -> torch.Tensor:
-    """Inverts the cumulative distribution: the first token whose mass passes the coin's share.
+def sample(weights: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Exponential sampling: argmax of weights[i] / noise[i], with noise[i] drawn from Exp(1).
+
+    That is i with probability weights[i] / sum of weights: the least of exponential variables with
+    these rates. The Gumbel trick is the same on logarithms. ``torch.multinomial`` would do, but
+    stops the host on an NPU.
+
+    Args:
+        weights: float32 [rows, vocab_size], not negative, some positive; need not sum to 1.
+        noise: float32 [rows, vocab_size], positive and finite.
+
+    Returns:
+        int64 [rows]; never a token of weight 0. Does not synchronise.
+    """
+    return (weights / noise).argmax(dim=-1)
+
+
+def inverse_cdf(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    """Inverse transform sampling: the first token whose cumulative weight passes uniform's share.
 
     Args:
         weights: float [..., vocab_size], not negative, some positive; need not sum to 1.
-        coins: float64 [...], uniform in [0, 1).
+        uniform: float64 [...], in [0, 1).
 
     Returns:
         int64 [...]; never a token of weight 0. Does not synchronise.
     """
     mass = weights.double().cumsum(dim=-1)
-    # A coin next to 1 may round to the whole mass: the last token with a share then takes it.
-    share = torch.minimum(coins * mass[..., -1], torch.nextafter(mass[..., -1], mass.new_zeros(())))
+    # Next to 1 a share may round to the whole mass: the last token with a share then takes it.
+    whole = mass[..., -1]
+    share = torch.minimum(uniform * whole, torch.nextafter(whole, whole.new_zeros(())))
     return (mass <= share[..., None]).sum(dim=-1)
-
-
-def race(weights: torch.Tensor) -> torch.Tensor:
-    """Draws afresh by an exponential race: argmax of w_i / e_i, with e_i drawn from Exp(1).
-
-    w_i / e_i is the highest with probability w_i / sum w, as the least of exponential variables
-    with rates w_i. ``torch.multinomial`` would do, but stops the host on an NPU.
-
-    Args:
-        weights: float32 [rows, vocab_size], not negative, some positive; need not sum to 1.
-
-    Returns:
-        int64 [rows]; never a token of weight 0. Does not synchronise.
-    """
-    return (weights / torch.empty_like(weights).exponential_()).argmax(dim=-1)
-
-
-def race_by_seed(
-    logprobs: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    """The race of SGLang's ``multinomial_with_seed`` in float32, for a device without float64.
-
-    The largest of logprobs[i] - log(E_i), with E_i = -log(u_i) and u_i the MurmurHash3 of
-    (seed, position, i) over 2^32 - 1. Rounded to float32, one u in 2^25 is 1 and its token wins
-    whatever its logprob: above 1/2 the logarithm is taken of the distance from 1, which float32
-    has exactly enough. Tokens differ from those in float64 only where scores differ by rounding.
-
-    Args:
-        logprobs: float [rows, vocab_size], -inf where nothing is to be drawn.
-        seeds, positions: int [rows].
-
-    Returns:
-        int64 [rows]. Does not synchronise.
-    """
-    tokens = torch.arange(logprobs.shape[1], device=logprobs.device)
-    hashes = murmur_hash32(seeds, positions, tokens)
-    share, rest = hashes.float() / _MASK, (_MASK - hashes).float() / _MASK
-    noise = torch.where(hashes < _HALF, -share.log(), -torch.log1p(-rest))
-    # The largest hash would win whatever its logit: its noise is that of the next one.
-    noise = noise.clamp(min=2.0**-32, max=torch.finfo(torch.float32).max)
-    return (logprobs.float() - noise.log()).argmax(dim=-1)
 
 
 def murmur_hash32(

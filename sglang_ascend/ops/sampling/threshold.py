@@ -1,4 +1,4 @@
-"""Definitions of top-k then top-p by one threshold per row, and of the seeded draw above it."""
+"""Definition of top-k then top-p by one threshold per row."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import pad
 
-from sglang_ascend.ops.sampling.reference import murmur_hash32
-
 # Consecutive logits that share one maximum: a group is what a second look reads at once.
 GROUP_SIZE = 64
-MAX_HASH = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -28,15 +25,6 @@ class Kept:
     max: torch.Tensor  # float32 [rows], the largest logit
     mass: torch.Tensor  # float32 [rows], sum over kept tokens of exp(logit - max), from 1 on
     group_max: torch.Tensor  # float32 [rows, groups], largest logit of each GROUP_SIZE in turn
-
-    def probabilities(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Probability of int64 tokens [rows, n] under their rows' logits -> float32 [rows, n].
-
-        Reads those logits only, where softmax would write a vocabulary. Does not synchronise.
-        """
-        chosen = logits.gather(1, tokens).float()
-        shares = (chosen - self.max[:, None]).exp() / self.mass[:, None]
-        return torch.where(chosen >= self.threshold[:, None], shares, 0.0)
 
     def check(self) -> None:
         """Raises ValueError if a row is invalid. Synchronises: call it where the host waits anyway.
@@ -108,29 +96,3 @@ def group_maxima(logits: torch.Tensor) -> torch.Tensor:
     """[rows, vocab_size] -> float32 [rows, ceil(vocab_size / GROUP_SIZE)], as in ``Kept``."""
     padded = pad(logits.float(), (0, -logits.shape[1] % GROUP_SIZE), value=-torch.inf)
     return padded.unflatten(1, (-1, GROUP_SIZE)).amax(-1)
-
-
-def draw_kept(
-    logits: torch.Tensor, kept: Kept, seeds: torch.Tensor, positions: torch.Tensor
-) -> torch.Tensor:
-    """One kept token of each row, token i with probability exp(logits[i] - max) / mass.
-
-    The largest of logits[i] - log(E_i), with E_i = -log(u_i) exponential and u_i the MurmurHash3 of
-    (seed, position, i) over 2^32 - 1: SGLang's ``multinomial_with_seed``, so that the same kept set
-    gives the same token. Of equals the lower id.
-
-    Args:
-        logits, kept: float [rows, vocab_size] and what ``top_k_top_p`` found in them.
-        seeds, positions: int64 [rows].
-
-    Returns:
-        int64 [rows], 0 for an invalid row. Does not synchronise.
-    """
-    values = logits.float()
-    tokens = torch.arange(logits.shape[1], device=logits.device)
-    uniform = murmur_hash32(seeds, positions, tokens).double() / MAX_HASH
-    # The largest hash would win whatever its logit: its noise is that of the next one.
-    noise = -uniform.log().clamp(min=torch.finfo(torch.float64).min, max=-(2.0**-32))
-    scores = values.double() - noise.log()
-    drawable = (values >= kept.threshold[:, None]) & (values > -torch.inf)
-    return scores.masked_fill(~drawable, -torch.inf).argmax(-1)

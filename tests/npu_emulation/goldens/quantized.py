@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from npu_emulation.goldens.registry import golden
+from npu_emulation.goldens.registry import UnsupportedArgumentError, golden
 
 INT8_MAX = 127
 # torch_npu takes result types by their number in c10::ScalarType.
@@ -54,3 +54,52 @@ def quant_matmul(
         result = (result if offset is None else result + offset.float()).round()
         result = result.clamp(-INT8_MAX - 1, INT8_MAX)
     return result.to(dtype)
+
+
+@golden("npu::npu_quantize")
+def quantize(
+    input: Tensor,
+    scales: Tensor,
+    zero_points: Tensor | None,
+    dtype: torch.dtype | int,
+    axis: int = 1,
+    div_mode: bool = True,
+) -> Tensor:
+    """round(input * scales + zero_points) as int8, for div_mode False, of the last axis."""
+    if div_mode or axis == -2:
+        raise UnsupportedArgumentError("npu_quantize is emulated for div_mode=False, last axis.")
+    result = input.float() * scales.float()
+    if zero_points is not None:
+        result = result + zero_points.float()
+    return result.round().clamp(-INT8_MAX - 1, INT8_MAX).to(torch.int8)
+
+
+@golden("npu::npu_convert_weight_to_int4pack")
+def convert_weight_to_int4pack(weight: Tensor) -> Tensor:
+    """Eight neighbours of the last dimension to an int32, the first in its lowest four bits."""
+    nibbles = (weight & 15).long().unflatten(-1, (-1, 8))
+    words = (nibbles << torch.arange(0, 32, 4)).sum(-1)
+    return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+@golden("npu::npu_weight_quant_batchmatmul")
+def weight_quant_batchmatmul(
+    x: Tensor,
+    weight: Tensor,
+    antiquant_scale: Tensor,
+    antiquant_offset: Tensor | None = None,
+    bias: Tensor | None = None,
+    antiquant_group_size: int = 0,
+) -> Tensor:
+    """x @ ((weight + offset) * scale) + bias; weight [k, n] int8, or int32 of eight int4 each."""
+    codes = weight
+    if weight.dtype == torch.int32:
+        nibbles = (weight[..., None] >> torch.arange(0, 32, 4)) & 15
+        codes = ((nibbles ^ 8) - 8).flatten(-2)
+    values = codes.float()
+    groups = torch.arange(len(values)) // (antiquant_group_size or len(values))
+    if antiquant_offset is not None:
+        values = values + antiquant_offset.float().reshape(-1, values.shape[1])[groups]
+    values = values * antiquant_scale.float().reshape(-1, values.shape[1])[groups]
+    product = x.float() @ values
+    return (product if bias is None else product + bias.float()).to(x.dtype)

@@ -27,7 +27,7 @@ def the_draft_is_taken_for_the_token() -> None:
         return original(self, batch, drafts, relay)
 
     HookRegistry.register(
-        "sglang_ascend.plugin.mtp_algorithm.MTPAlgorithm.build_disagg_draft_input",
+        "sglang_ascend.plugin.mtp.algorithm.MTPAlgorithm.build_disagg_draft_input",
         build,
         HookType.AROUND,
     )

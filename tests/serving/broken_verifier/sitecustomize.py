@@ -24,16 +24,16 @@ def repeat_the_first_draw(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> 
     return verify_chain(sampled, draft_tokens)
 
 
-def accept_every_drawn_draft(p, q, drafts, accept_coins, draw_coins):
-    """Coins that no quotient is below."""
-    return verify_by_rejection(p, q, drafts, torch.zeros_like(accept_coins) - 1, draw_coins)
+def accept_every_drawn_draft(p, q, drafts, accept_uniform, draw_uniform):
+    """Numbers that no quotient is below."""
+    return verify_by_rejection(p, q, drafts, torch.zeros_like(accept_uniform) - 1, draw_uniform)
 
 
-def redraw_without_residual(p, q, drafts, accept_coins, draw_coins):
+def redraw_without_residual(p, q, drafts, accept_uniform, draw_uniform):
     """Draws from p, not from what q left of it, in place of a rejected draft."""
-    _, accept_lens = verify_by_rejection(p, q, drafts, accept_coins, draw_coins)
+    _, accept_lens = verify_by_rejection(p, q, drafts, accept_uniform, draw_uniform)
     last = (accept_lens - 1).long()[:, None]
-    redrawn = sampling.draw(p, draw_coins).gather(1, last)
+    redrawn = sampling.inverse_cdf(p, draw_uniform).gather(1, last)
     tokens = torch.nn.functional.pad(drafts, (0, 1)).scatter(1, last, redrawn)
     return tokens, accept_lens
 

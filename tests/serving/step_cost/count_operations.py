@@ -1,5 +1,8 @@
 """Counts what one decode step does outside the models: tensor operations, waits, preparations.
 
+What Numba or NumPy computes is no tensor operation. The operators run as their references here, so
+that they are counted, and a tensor that is handed to NumPy all the same is listed.
+
 A part of a benchmark server (benchmarks/server_parts). $STEP_COUNTS names the file that gets one
 record per decode step when the server is idle.
 """
@@ -26,17 +29,20 @@ FREE = {
 }  # fmt: skip
 # They need a value, or a size that depends on one, on the host.
 WAITING_OPERATIONS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero"}
-# Not numpy(): of a tensor on a device it is an error.
 WAITING_METHODS = ("item", "tolist", "cpu", "__bool__", "__int__", "__float__")
+# The ways to NumPy and Numba, where no operation is counted; of a tensor on a device an error.
+UNCOUNTED_METHODS = ("numpy", "__array__")
 
 
 class OperationCount(TorchDispatchMode):
-    """Names of the operations that ran, in ``operations``; of those that wait, in ``waits``."""
+    """Names of the operations that ran, in ``operations``; of those that wait, in ``waits``; of
+    what hands a tensor to NumPy, in ``uncounted``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[str] = []
         self.waits: list[str] = []
+        self.uncounted: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func._schema.name.removeprefix("aten::")
@@ -50,22 +56,23 @@ class OperationCount(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     @contextmanager
-    def watching_waits(self) -> Iterator[None]:
-        """Methods that hand a value to the host are counted too: most leave no operation here."""
+    def watching_methods(self) -> Iterator[None]:
+        """Methods that hand a value to the host are listed too: most leave no operation here."""
+        lists = dict.fromkeys(WAITING_METHODS, self.waits)
+        lists |= dict.fromkeys(UNCOUNTED_METHODS, self.uncounted)
         with ExitStack() as stack:
-            for name in WAITING_METHODS:
-                original = getattr(torch.Tensor, name)
-                stack.enter_context(
-                    mock.patch.object(torch.Tensor, name, self._counted(name, original))
-                )
+            for name, calls in lists.items():
+                listed = self._listed(name, calls, getattr(torch.Tensor, name))
+                stack.enter_context(mock.patch.object(torch.Tensor, name, listed))
             yield
 
-    def _counted(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.waits.append(name)
+    @staticmethod
+    def _listed(name: str, calls: list[str], original: Callable[..., Any]) -> Callable[..., Any]:
+        def listed(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            calls.append(name)
             return original(tensor, *args, **kwargs)
 
-        return counted
+        return listed
 
 
 class StepCounts:
@@ -79,13 +86,14 @@ class StepCounts:
         if not batch.forward_mode.is_decode():
             return original(scheduler, batch, *args, **kwargs)
         self.calls.clear()
-        with OperationCount() as count, count.watching_waits():
+        with OperationCount() as count, count.watching_methods():
             result = original(scheduler, batch, *args, **kwargs)
         self.records.append(
             {
                 "batch": batch.batch_size(),
                 "operations": dict(Counter(count.operations)),
                 "waits": count.waits,
+                "uncounted": count.uncounted,
                 "calls": dict(self.calls),
             }
         )
@@ -112,17 +120,17 @@ def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     from sglang_ascend.ops import chain, sampling, slots  # noqa: F401 - all that a step calls
-    from sglang_ascend.ops.dispatch import OPS, REFERENCE
+    from sglang_ascend.ops.dispatch import OPS
 
-    # What is counted is the definition: a compiled body on CPU is no tensor operation at all.
+    # What is counted is PyTorch: a compiled body on CPU is no tensor operation at all.
     for op in OPS.values():
-        op._chosen["cpu"] = op._implementations[REFERENCE]
+        op._bodies["cpu"] = tuple(body for body in op.bodies("cpu") if not body.devices)
     counts = StepCounts()
     scheduler = "sglang.srt.managers.scheduler.Scheduler"
     HookRegistry.register(f"{scheduler}.run_batch", counts.run_batch, HookType.AROUND)
     HookRegistry.register(f"{scheduler}.on_idle", counts.flush, HookType.AFTER)
     HookRegistry.register(
-        "sglang_ascend.plugin.attention_backend.build_metadata",
+        "sglang_ascend.plugin.attention.backend.build_metadata",
         counts.counting("metadata built by the backend"),
         HookType.AROUND,
     )

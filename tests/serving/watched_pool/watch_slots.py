@@ -23,7 +23,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 POISON = 1e30
 # The padding slot, which belongs to nobody. Positions without a slot are pointed at it.
 PADDING = 0
-WORKER = "sglang_ascend.plugin.mtp_worker.MTPWorker.forward_batch_generation"
+WORKER = "sglang_ascend.plugin.mtp.worker.MTPWorker.forward_batch_generation"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
 FOLDER = Path(os.environ["WATCHED_POOL"])
@@ -60,7 +60,7 @@ class Watch:
         sums.steps += 1
         ends, num_steps = result.new_seq_lens.tolist(), worker.speculative_num_steps
         for start, end, slots in zip(starts, ends, owned, strict=True):
-            # The rows verified, or the tail behind the accepted ones; the caches must agree.
+            # The rows verified, or the drafts decoded behind the accepted ones; caches must agree.
             needed = max(num_steps + 1, end - start + num_steps - 1)
             sums.min_spare = min(sums.min_spare, len(slots) - needed)
             reached = written(layers, slots).nonzero()

@@ -1,0 +1,115 @@
+"""The chain operators on CPU, one compiled loop each: PyTorch needs several operations, whose
+dispatch costs more than their work.
+"""
+
+from __future__ import annotations
+
+import torch
+from numba import njit
+
+from sglang_ascend.ops.chain.reference import DraftDecodeInputs, StepInputs
+
+
+@njit(cache=True)
+def _fill_step(
+    seq_lens,
+    req_pool_indices,
+    req_to_token,
+    num_draft_tokens,
+    page_size,
+    positions,
+    row_slots,
+    slots,
+    kv_lens,
+    block_table,
+):
+    for request in range(len(seq_lens)):
+        row, start = req_pool_indices[request], seq_lens[request]
+        for page in range(block_table.shape[1]):
+            block_table[request, page] = req_to_token[row, page * page_size] // page_size
+        kv_lens[request] = start + num_draft_tokens
+        for j in range(slots.shape[1]):
+            slots[request, j] = req_to_token[row, start + j]
+        first = request * num_draft_tokens
+        for j in range(num_draft_tokens):
+            positions[first + j] = start + j
+            row_slots[first + j] = slots[request, j]
+
+
+def prepare_step(
+    seq_lens: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    offsets: torch.Tensor,
+    max_kv_len: int,
+    page_size: int = 1,
+) -> StepInputs:
+    batch_size, num_draft_tokens = len(seq_lens), len(offsets) // 2 + 1
+    inputs = StepInputs(
+        positions=torch.empty(batch_size * num_draft_tokens, dtype=torch.int64),
+        row_slots=torch.empty(batch_size * num_draft_tokens, dtype=torch.int64),
+        slots=torch.empty(batch_size, len(offsets), dtype=torch.int64),
+        kv_lens=torch.empty(batch_size, dtype=torch.int64),
+        block_table=torch.empty(batch_size, -(-max_kv_len // page_size), dtype=torch.int64),
+        page_size=page_size,
+    )
+    _fill_step(
+        seq_lens.numpy(),
+        req_pool_indices.numpy(),
+        req_to_token.numpy(),
+        num_draft_tokens,
+        page_size,
+        inputs.positions.numpy(),
+        inputs.row_slots.numpy(),
+        inputs.slots.numpy(),
+        inputs.kv_lens.numpy(),
+        inputs.block_table.numpy(),
+    )
+    return inputs
+
+
+@njit(cache=True)
+def _count_kept(sampled, draft_tokens, accept_lens):
+    for request in range(sampled.shape[0]):
+        accepted = 0
+        while (
+            accepted < draft_tokens.shape[1]
+            and draft_tokens[request, accepted] == sampled[request, accepted]
+        ):
+            accepted += 1
+        accept_lens[request] = accepted + 1
+
+
+def verify_chain(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
+    accept_lens = torch.empty(len(sampled), dtype=torch.int32)
+    _count_kept(sampled.numpy(), draft_tokens.numpy(), accept_lens.numpy())
+    return accept_lens
+
+
+@njit(cache=True)
+def _fill_draft_decode(new_seq_lens, accept_lens, slots, positions, draft_slots, kv_lens):
+    for j in range(positions.shape[0]):
+        for request in range(positions.shape[1]):
+            position = new_seq_lens[request] + j
+            positions[j, request] = position
+            draft_slots[j, request] = slots[request, accept_lens[request] + j]
+            kv_lens[j, request] = position + 1
+
+
+def place_draft_decode(
+    new_seq_lens: torch.Tensor,
+    accept_lens: torch.Tensor,
+    slots: torch.Tensor,
+    offsets: torch.Tensor,
+) -> DraftDecodeInputs:
+    shape = (len(offsets) - 1, len(new_seq_lens))
+    rows = DraftDecodeInputs(*(torch.empty(shape, dtype=torch.int64) for _ in range(3)))
+    _fill_draft_decode(
+        new_seq_lens.numpy(),
+        accept_lens.numpy(),
+        slots.numpy(),
+        rows.positions.numpy(),
+        rows.slots.numpy(),
+        rows.kv_lens.numpy(),
+    )
+    return rows

@@ -1,0 +1,180 @@
+"""A layer's operators on CPU, one compiled loop each: PyTorch dispatches up to ten operations for
+one, which at a few rows cost more than their work. Compiled code is kept on disk."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import torch
+
+from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, widen
+
+
+def accepts_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> bool:
+    """float32 or bfloat16 throughout, contiguous."""
+    return x.dtype in FLOATS and weight.dtype == x.dtype and x.is_contiguous()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    output, width = torch.empty_like(x), len(weight)
+    _rms_norm(
+        x.data_ptr(),
+        weight.data_ptr(),
+        output.data_ptr(),
+        x.numel() // width,
+        width,
+        eps,
+        FLOATS[x.dtype],
+    )
+    return output
+
+
+def accepts_add_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> bool:
+    """As ``accepts_norm``."""
+    return accepts_norm(x, weight, eps) and residual.dtype == x.dtype and residual.is_contiguous()
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    output, total, width = torch.empty_like(x), torch.empty_like(x), len(weight)
+    _add_rms_norm(
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        output.data_ptr(),
+        total.data_ptr(),
+        x.numel() // width,
+        width,
+        eps,
+        FLOATS[x.dtype],
+    )
+    return output, total
+
+
+def accepts_rotation(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> bool:
+    """float32 or bfloat16 throughout; the heads of a row lie one behind another."""
+    dim = query.shape[-1]
+    return (
+        query.dtype in FLOATS
+        and query.dtype == key.dtype == cos_sin.dtype
+        and query.stride()[1:] == key.stride()[1:] == (dim, 1)
+        and positions.dtype == torch.int64
+        and positions.is_contiguous()
+    )
+
+
+def rotate_neox(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rotated_query = torch.empty(query.shape, dtype=query.dtype)
+    rotated_key = torch.empty(key.shape, dtype=key.dtype)
+    num_rows, num_heads, dim = query.shape
+    element = FLOATS[query.dtype]
+    _rotate_neox(
+        (query.data_ptr(), query.stride(0), num_heads, rotated_query.data_ptr()),
+        (key.data_ptr(), key.stride(0), key.shape[1], rotated_key.data_ptr()),
+        positions.data_ptr(),
+        cos_sin.data_ptr(),
+        cos_sin.shape[0],
+        cos_sin.shape[1],
+        num_rows,
+        dim,
+        element,
+    )
+    return rotated_query, rotated_key
+
+
+def accepts_rows(x: torch.Tensor) -> bool:
+    """float32 or bfloat16, contiguous."""
+    return x.dtype in FLOATS and x.is_contiguous()
+
+
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    width = x.shape[-1] // 2
+    output = torch.empty(*x.shape[:-1], width, dtype=x.dtype)
+    num_rows = x.numel() // (2 * width)
+    _swiglu(x.data_ptr(), output.data_ptr(), num_rows, width, FLOATS[x.dtype])
+    return output
+
+
+@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def _rms_norm(x, weight, output, num_rows, width, eps, element):
+    x = array_at(x, (num_rows, width), element)
+    weight = array_at(weight, (width,), element)
+    output = array_at(output, (num_rows, width), element)
+    for row in range(num_rows):
+        squares = np.float32(0.0)
+        for d in range(width):
+            value = widen(x[row, d])
+            squares += value * value
+        mean = squares / np.float32(width)
+        inverse_rms = np.float32(1.0) / np.sqrt(mean + np.float32(eps))
+        for d in range(width):
+            normed = widen(x[row, d]) * inverse_rms * widen(weight[d])
+            output[row, d] = narrow(normed, element)
+
+
+@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def _add_rms_norm(x, residual, weight, output, total, num_rows, width, eps, element):
+    """The norm is taken of the sum before it is rounded."""
+    x = array_at(x, (num_rows, width), element)
+    residual = array_at(residual, (num_rows, width), element)
+    weight = array_at(weight, (width,), element)
+    output = array_at(output, (num_rows, width), element)
+    total = array_at(total, (num_rows, width), element)
+    exact = np.empty(width, np.float32)
+    for row in range(num_rows):
+        squares = np.float32(0.0)
+        for d in range(width):
+            value = widen(x[row, d]) + widen(residual[row, d])
+            exact[d] = value
+            total[row, d] = narrow(value, element)
+            squares += value * value
+        mean = squares / np.float32(width)
+        inverse_rms = np.float32(1.0) / np.sqrt(mean + np.float32(eps))
+        for d in range(width):
+            output[row, d] = narrow(exact[d] * inverse_rms * widen(weight[d]), element)
+
+
+@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def _rotate_neox(query, key, positions, cos_sin, num_positions, width, num_rows, dim, element):
+    """query and key: (address, elements from row to row, heads, address of what they become)."""
+    positions = array_at(positions, (num_rows,), np.int64(0))
+    cos_sin = array_at(cos_sin, (num_positions, width), element)
+    for source, stride, num_heads, target in (query, key):
+        x = array_at(source, (num_rows, stride), element)
+        y = array_at(target, (num_rows, num_heads, dim), element)
+        for row in range(num_rows):
+            heads = x[row, : num_heads * dim].reshape(num_heads, dim)
+            _turn(heads, cos_sin[positions[row]], y[row])
+
+
+@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def _turn(x, cos_sin, y):
+    """The heads of one row, [heads, dim]; columns behind the cosines' width are copied."""
+    num_heads, dim = x.shape
+    half = len(cos_sin) // 2
+    for head in range(num_heads):
+        for d in range(half):
+            cos, sin = widen(cos_sin[d]), widen(cos_sin[half + d])
+            first, second = widen(x[head, d]), widen(x[head, half + d])
+            y[head, d] = narrow(first * cos - second * sin, y[head, d])
+            y[head, half + d] = narrow(second * cos + first * sin, y[head, d])
+        for d in range(2 * half, dim):
+            y[head, d] = x[head, d]
+
+
+@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def _swiglu(x, output, num_rows, width, element):
+    x = array_at(x, (num_rows, 2 * width), element)
+    output = array_at(output, (num_rows, width), element)
+    for row in range(num_rows):
+        for d in range(width):
+            gate, up = widen(x[row, d]), widen(x[row, width + d])
+            gated = gate / (np.float32(1.0) + exp(-gate)) * up
+            output[row, d] = narrow(gated, element)

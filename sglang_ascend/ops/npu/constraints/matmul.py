@@ -1,0 +1,144 @@
+"""Constraints of matrix products: quantized, weight-only quantized, grouped."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from sglang_ascend.ops.npu.constraint import FLOATS, FLOATS_AND_FP32, Constraints, rule
+
+
+def _columns(call: SimpleNamespace) -> int:
+    """Of x2 as numbers: an int32 holds 8 int4."""
+    return call.x2.shape[-1] * (8 if call.x2.dtype == torch.int32 else 1)
+
+
+def _rows_match(call: SimpleNamespace) -> bool:
+    """Each weight is [k, n], or [groups, k, n] for a single one."""
+    pairs = zip(call.x, call.weight, strict=False)
+    return all(x.shape[-1] == weight.shape[-2] for x, weight in pairs)
+
+
+CONSTRAINTS = (
+    Constraints(
+        "npu_quant_matmul",
+        (
+            rule(4964, "数据类型支持int8和int32", "x1 is int8, or int32 that holds int4")(
+                lambda c: c.x1.dtype in (torch.int8, torch.int32)
+            ),
+            rule(4968, "数据类型与x1的数据类型保持一致", "x2 has the dtype of x1")(
+                lambda c: c.x2.dtype == c.x1.dtype
+            ),
+            rule(4972, "t=1或n, 其中n与x2的n一致", "scale has one value, or one a column of x2")(
+                lambda c: c.scale.dim() == 1 and len(c.scale) in (1, _columns(c))
+            ),
+            rule(
+                4972, "数据类型支持float32、int64、bfloat16", "scale is float32, int64 or bfloat16"
+            )(lambda c: c.scale.dtype in (torch.float32, torch.int64, torch.bfloat16)),
+            rule(
+                4978, "shape需要是1维(m,), 其中m与x1的m一致", "pertoken_scale has one value a row"
+            )(lambda c: c.pertoken_scale is None or c.pertoken_scale.shape == c.x1.shape[-2:-1]),
+        ),
+    ),
+    Constraints(
+        "npu_weight_quant_batchmatmul",
+        (
+            rule(5464, "x和weight后两维必须为(M, K)和(K, N)格式", "x is [m, k], the weight [k, n]")(
+                lambda c: (
+                    c.x.dim() == 2 and c.weight.dim() == 2 and c.x.shape[1] == c.weight.shape[0]
+                )
+            ),
+            rule(5437, "其数据类型需与x保持一致", "a float antiquant_scale has the dtype of x")(
+                lambda c: c.antiquant_scale.dtype in (c.x.dtype, torch.int64)
+            ),
+            rule(5466, "输入shape要保持一致", "antiquant_offset has the shape of the scale")(
+                lambda c: (
+                    c.antiquant_offset is None
+                    or c.antiquant_offset.shape == c.antiquant_scale.shape
+                )
+            ),
+            rule(5454, "[32, K-1]且必须是32的倍数", "a group has a multiple of 32 rows, below k")(
+                lambda c: (
+                    c.antiquant_group_size == 0
+                    or (
+                        c.antiquant_group_size % 32 == 0
+                        and 32 <= c.antiquant_group_size <= c.x.shape[1] - 1
+                    )
+                )
+            ),
+        ),
+    ),
+    Constraints(
+        "npu_grouped_matmul",
+        (
+            rule(5884, "C[m,n]=A[m,k]xB[k,n]", "x and its weight share k")(_rows_match),
+            rule(5821, "列表最大长度为128", "there are at most 128 matrices")(
+                lambda c: len(c.x) <= 128 and len(c.weight) <= 128
+            ),
+            rule(
+                5822,
+                "其他情况下, 张量仅支持2维输入",
+                "x is [rows, k] when the result is one tensor",
+            )(lambda c: c.split_item in (0, 1) or all(x.dim() == 2 for x in c.x)),
+            rule(
+                5890,
+                "0代表group_list_type中数值为分组轴大小的cumsum结果",
+                "group_list_type is 0 or 1",
+            )(lambda c: c.group_list_type in (0, 1)),
+        ),
+    ),
+    Constraints(
+        "npu_dynamic_quant",
+        (
+            rule(
+                4673,
+                "数据类型支持torch.float16、torch.bfloat16",
+                "the input is float16 or bfloat16",
+            )(lambda c: c.input.dtype in FLOATS),
+            rule(4673, "输入x的维度必须大于1", "the input has two dimensions or more")(
+                lambda c: c.input.dim() > 1
+            ),
+        ),
+    ),
+    Constraints(
+        "npu_quantize",
+        (
+            rule(11357, "数据类型支持float、float16、bfloat16", "the input is a float tensor")(
+                lambda c: c.input.dtype in FLOATS_AND_FP32
+            ),
+            rule(
+                11369, "zero_points的shape和dtype需要和scales一致", "zero_points are as the scales"
+            )(
+                lambda c: (
+                    c.div_mode
+                    or c.zero_points is None
+                    or (
+                        c.zero_points.shape == c.scales.shape
+                        and c.zero_points.dtype == c.scales.dtype
+                    )
+                )
+            ),
+            rule(
+                11376,
+                "div_mode为False时, 类型支持torch.qint8、torch.quint4x2",
+                "multiplied, the result is qint8 or quint4x2",
+            )(lambda c: c.div_mode or c.dtype in (torch.qint8, torch.quint4x2)),
+        ),
+    ),
+    Constraints(
+        "npu_convert_weight_to_int4pack",
+        (
+            rule(5696, "数据类型支持int32", "the weight is [k, n] int32, contiguous")(
+                lambda c: (
+                    c.weight.dtype == torch.int32
+                    and c.weight.dim() == 2
+                    and c.weight.is_contiguous()
+                )
+            ),
+            rule(5696, "最后一维度需要8个元素对齐", "8 divides the last dimension")(
+                lambda c: c.weight.shape[-1] % 8 == 0
+            ),
+        ),
+    ),
+)

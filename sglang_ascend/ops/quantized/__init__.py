@@ -1,0 +1,81 @@
+"""Linear layers over quantized weights, prepared once: integer, weight-only, E4M3 in blocks."""
+
+from functools import partial
+
+from sglang_ascend.ops.dispatch import (
+    Implementation,
+    Op,
+    imported_at_call,
+    npu_body,
+    numba_body,
+)
+from sglang_ascend.ops.quantized import fbgemm, fp8, integer, npu, probe, weight_only
+from sglang_ascend.ops.quantized.weights import BlockFP8Weight, IntegerWeight, WeightOnly
+
+__all__ = [
+    "BlockFP8Weight",
+    "IntegerWeight",
+    "WeightOnly",
+    "block_fp8_linear",
+    "grouped_block_fp8_linear",
+    "grouped_integer_linear",
+    "grouped_weight_only_linear",
+    "integer_linear",
+    "prepare_block_fp8",
+    "prepare_integer",
+    "prepare_weight_only",
+    "quantize_per_token",
+    "quantize_static",
+    "weight_only_linear",
+]
+
+_CPU = frozenset({"cpu"})
+NUMBA_DECODED = "sglang_ascend.ops.quantized.numba_decoded"
+
+
+def _numba_integers(name: str) -> Implementation:
+    """Where the probe chose Numba's products."""
+    function = imported_at_call("sglang_ascend.ops.quantized.numba_integer", name)
+    return Implementation("numba", function, _CPU, partial(probe.is_chosen, "numba"))
+
+
+def _fbgemm(name: str, accepts: str) -> Implementation:
+    """Where the probe chose fbgemm's products."""
+    function, accepts_call = getattr(fbgemm, name), getattr(fbgemm, accepts)
+    return Implementation(
+        "fbgemm", function, _CPU, partial(probe.is_chosen, "fbgemm"), accepts_call
+    )
+
+
+quantize_per_token = Op("quantized.quantize_per_token", integer.quantize_per_token)
+quantize_per_token.register(npu_body(npu.quantize_per_token, accepts=npu.accepts_rows))
+quantize_per_token.register(_numba_integers("quantize_per_token"))
+quantize_static = Op("quantized.quantize_static", integer.quantize_static)
+quantize_static.register(npu_body(npu.quantize_static))
+quantize_static.register(_numba_integers("quantize_static"))
+
+prepare_integer = Op("quantized.prepare_integer", integer.prepare_integer)
+prepare_integer.register(_fbgemm("prepare_integer", "accepts_codes"))
+integer_linear = Op("quantized.integer_linear", integer.integer_linear)
+integer_linear.register(npu_body(npu.integer_linear, accepts=npu.accepts_integer))
+integer_linear.register(_numba_integers("integer_linear"))
+integer_linear.register(_fbgemm("integer_linear", "accepts_rows"))
+grouped_integer_linear = Op("quantized.grouped_integer_linear", integer.grouped_integer_linear)
+grouped_integer_linear.register(npu_body(npu.grouped_integer_linear, accepts=npu.accepts_groups))
+grouped_integer_linear.register(_numba_integers("grouped_integer_linear"))
+
+prepare_weight_only = Op("quantized.prepare_weight_only", weight_only.prepare_weight_only)
+prepare_weight_only.register(npu_body(npu.prepare_weight_only, accepts=npu.accepts_nibbles))
+weight_only_linear = Op("quantized.weight_only_linear", weight_only.weight_only_linear)
+weight_only_linear.register(npu_body(npu.weight_only_linear, accepts=npu.accepts_weight_only))
+weight_only_linear.register(numba_body(NUMBA_DECODED, "weight_only_linear"))
+grouped_weight_only_linear = Op(
+    "quantized.grouped_weight_only_linear", weight_only.grouped_weight_only_linear
+)
+grouped_weight_only_linear.register(numba_body(NUMBA_DECODED, "grouped_weight_only_linear"))
+
+prepare_block_fp8 = Op("quantized.prepare_block_fp8", fp8.prepare_block_fp8)
+block_fp8_linear = Op("quantized.block_fp8_linear", fp8.block_fp8_linear)
+block_fp8_linear.register(numba_body(NUMBA_DECODED, "block_fp8_linear"))
+grouped_block_fp8_linear = Op("quantized.grouped_block_fp8_linear", fp8.grouped_block_fp8_linear)
+grouped_block_fp8_linear.register(numba_body(NUMBA_DECODED, "grouped_block_fp8_linear"))

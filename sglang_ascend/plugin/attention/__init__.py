@@ -1,0 +1,1 @@
+"""SGLang's attention backend slots over its KV pools."""

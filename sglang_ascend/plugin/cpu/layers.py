@@ -1,0 +1,138 @@
+"""SGLang's layers on CPU, through ``ops``: its own fallbacks are PyTorch expressions, and its
+products repack their weights in every call.
+
+A layer of a kind or in a setting that a body here does not compute keeps SGLang's fallback.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from sglang.kernels.fused_op import BaseFusedOp
+from sglang.srt.layers.activation import SiluAndMul
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.quantization.unquant import (
+    UnquantizedEmbeddingMethod,
+    UnquantizedLinearMethod,
+)
+from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+
+from sglang_ascend.ops import layers as ops
+from sglang_ascend.ops import linear
+from sglang_ascend.ops.linear.reference import PreparedWeight
+
+
+def register_layers(platform_key: str) -> None:
+    """In the slot that SGLang has for out-of-tree platforms."""
+    for layer, forward in (
+        (RMSNorm, rms_norm),
+        (RotaryEmbedding, rotate),
+        (SiluAndMul, silu_and_mul),
+    ):
+        BaseFusedOp.register_oot_forward(layer, forward, platform_key)
+
+
+def rms_norm(
+    self: RMSNorm,
+    x: torch.Tensor,
+    residual: torch.Tensor | None = None,
+    post_residual_addition: torch.Tensor | None = None,
+    quant_linear: Any = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    rounds_otherwise = (
+        self.cast_x_before_out_mul
+        or self.fp32_residual
+        or self.override_orig_dtype is not None
+        or self.variance_size_override is not None
+    )
+    if rounds_otherwise or post_residual_addition is not None:
+        return self.forward_native(x, residual, post_residual_addition)
+    weight = self.weight.data
+    if residual is None:
+        return ops.rms_norm(x, weight, self.variance_epsilon)
+    return ops.add_rms_norm(x, residual, weight, self.variance_epsilon)
+
+
+def rotate(
+    self: RotaryEmbedding,
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+    fused_set_kv_buffer_arg: Any = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """query and key [rows, heads * head_dim] -> the same shapes."""
+    if not self.is_neox_style or offsets is not None or fused_set_kv_buffer_arg is not None:
+        return self.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
+    positions = positions.flatten()
+    heads_of = (len(positions), -1, self.head_size)
+    rotated = ops.rotate_neox(
+        query.view(heads_of), key.view(heads_of), positions, self.cos_sin_cache
+    )
+    return rotated[0].view(query.shape), rotated[1].view(key.shape)
+
+
+def silu_and_mul(self: SiluAndMul, x: torch.Tensor) -> torch.Tensor:
+    return ops.swiglu(x)
+
+
+_PREPARED: WeakKeyDictionary[torch.nn.Module, PreparedWeight] = WeakKeyDictionary()
+
+
+def prepared_weight(layer: torch.nn.Module) -> PreparedWeight:
+    """What ``ops.linear`` made of the layer's weight: at its first use, and after a new weight."""
+    prepared = _PREPARED.get(layer)
+    if prepared is None or prepared.dense is not layer.weight:
+        prepared = _PREPARED[layer] = linear.prepare(layer.weight)
+    return prepared
+
+
+def forget_prepared_weights() -> None:
+    """To be called when weights were changed in place."""
+    _PREPARED.clear()
+
+
+class PreparedLinear(UnquantizedLinearMethod):
+    """``F.linear`` on CPU repacks the weight in every call: 4 rows cost twice 1 row."""
+
+    def apply(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return linear.linear(x, prepared_weight(layer), bias)
+
+
+class PreparedHead(UnquantizedEmbeddingMethod):
+    """An embedding that may be the head too; its logits have the dtype of its weight."""
+
+    def apply(
+        self,
+        layer: torch.nn.Module,
+        x: torch.Tensor,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        prepared = prepared_weight(layer)
+        return linear.linear(x.to(prepared.dense.dtype), prepared, bias)
+
+
+def prepare_layers(model: torch.nn.Module) -> None:
+    """Gives ``model``'s unquantized layers these methods; others keep theirs."""
+    prepared: dict[type, type] = {UnquantizedLinearMethod: PreparedLinear}
+    if not any(_asks_for_another_dtype(module) for module in model.modules()):
+        prepared[UnquantizedEmbeddingMethod] = PreparedHead
+    for layer in model.modules():
+        method = prepared.get(type(getattr(layer, "quant_method", None)))
+        if method is not None:
+            layer.quant_method = method()
+
+
+def _asks_for_another_dtype(module: torch.nn.Module) -> bool:
+    """Whether a model's logits are computed in another dtype than its head's."""
+    return isinstance(module, LogitsProcessor) and (
+        module.use_fp32_lm_head or module.rl_on_policy_target is not None
+    )

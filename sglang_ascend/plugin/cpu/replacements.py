@@ -1,0 +1,45 @@
+"""What the CPU puts in place of SGLang functions that need Triton or torch_npu."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_ascend.ops import slots
+
+
+def assign_req_to_token_pool(
+    req_pool_indices: torch.Tensor,
+    req_to_token: torch.Tensor,
+    start_offset: torch.Tensor,
+    end_offset: torch.Tensor,
+    out_cache_loc: torch.Tensor,
+    batch_size: int,
+) -> None:
+    """Writes ``out_cache_loc`` into positions [start, end) of each request's row."""
+    slots.assign_slots(req_to_token, req_pool_indices, start_offset, end_offset, out_cache_loc)
+
+
+def build_mha_kv_pool(self: Any, *, max_total_num_tokens: int) -> Any:
+    """The device-neutral pool; the Ascend one writes through torch_npu."""
+    from sglang_ascend.plugin.cpu.pools import EmulationMHAPool
+
+    return self._build_mha_kv_pool(
+        max_total_num_tokens=max_total_num_tokens,
+        mha_pool_class=EmulationMHAPool,
+        quant_method=None,
+    )
+
+
+def build_mla_kv_pool(self: Any, *, max_total_num_tokens: int, is_dsa_model: bool) -> Any:
+    """The device-neutral latent pool; sparse attention (DSA) has no CPU path."""
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    if is_dsa_model:
+        raise ValueError(
+            "DeepSeek sparse attention is not served on CPU: choose a dense MLA model."
+        )
+    return self._build_mla_kv_pool(
+        max_total_num_tokens=max_total_num_tokens, mla_pool_class=MLATokenToKVPool
+    )

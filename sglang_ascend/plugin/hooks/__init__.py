@@ -1,0 +1,1 @@
+"""Hooks: the rows, and whether each took."""

@@ -1,0 +1,1 @@
+"""SGLang's speculative worker slots, and what one step runs on."""

@@ -1,0 +1,207 @@
+"""The "MTP" speculative algorithm: what the scheduler may assume, and the flags' defaults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.arg_groups.model_override_base import model_config_of
+from sglang.srt.configs.model_config import is_deepseek_dsa
+from sglang.srt.managers.overlap_utils import FutureMap
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_registry import CustomSpecAlgo
+from sglang.srt.utils.common import get_bool_env_var
+
+from sglang_ascend.plugin.cpu.platform import DEFAULT_MAX_RUNNING_REQUESTS
+from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.plugin.hooks.registration import apply_hooks
+from sglang_ascend.plugin.mtp import lossy_acceptance
+from sglang_ascend.plugin.mtp.chain_relay import ChainRelay
+from sglang_ascend.plugin.mtp.disaggregation import (
+    received_draft_input,
+    refuse_missing_engine,
+    unserved_transfers,
+)
+from sglang_ascend.plugin.mtp.ranks import refuse_uneven_heads
+from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
+from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
+
+
+class MTPAlgorithm(CustomSpecAlgo):
+    """Behaves as SGLang's EAGLE family: same draft KV, same radix keys.
+
+    Where the worker is ours, a step hands tokens to the next and nothing else.
+    """
+
+    def is_eagle(self) -> bool:
+        return True
+
+    def supports_mixed_chunk(self) -> bool:
+        return True
+
+    def supports_grammar_overlap(self) -> bool:
+        return True
+
+    # The three below are called by core but missing from CustomSpecAlgo in 0.5.23.
+    def need_topk(self) -> bool:
+        return True
+
+    def carries_draft_hidden_states(self) -> bool:
+        return not device_profile().runs_step
+
+    def create_future_map(
+        self,
+        device: Any,
+        req_to_token_pool: Any,
+        needs_cpu_seq_lens: bool = True,
+        needs_confidence_relay: bool = False,
+    ) -> FutureMap:
+        future_map = ChainRelay if device_profile().runs_step else FutureMap
+        return future_map(
+            device, self, req_to_token_pool, needs_cpu_seq_lens, needs_confidence_relay
+        )
+
+    def build_disagg_draft_input(self, batch: Any, last_tokens: Any, future_map: Any) -> Any:
+        if device_profile().runs_step:
+            return received_draft_input(batch, last_tokens, future_map)
+        from sglang.srt.speculative.eagle_disaggregation import build_eagle_disagg_draft_input
+
+        return build_eagle_disagg_draft_input(batch, last_tokens, future_map)
+
+    def resolve_max_speculative_num_draft_tokens(self, server_args: Any) -> int | None:
+        """Half of the KV reserve of a decode step, which core doubles.
+
+        A step writes 2K positions past the committed ones (K+1 verified rows, K-1 draft decodes),
+        and under overlap the host's committed length lags by up to K+1: 3K+1 in all.
+        """
+        num_draft_tokens = super().resolve_max_speculative_num_draft_tokens(server_args)
+        if num_draft_tokens is None or not device_profile().runs_step:
+            return num_draft_tokens
+        return num_draft_tokens + (num_draft_tokens - 1) // 2
+
+    def handle_server_args(self, server_args: Any) -> None:
+        """Fills in what ``--speculative-algorithm MTP`` leaves open; never overrides a flag."""
+        config = _resolve(server_args)
+        server_args.speculative_num_steps = config.num_steps
+        server_args.speculative_eagle_topk = 1
+        server_args.speculative_num_draft_tokens = config.num_draft_tokens
+        if server_args.speculative_draft_model_path is None:
+            server_args.speculative_draft_model_path = server_args.model_path
+            server_args.speculative_draft_model_revision = server_args.revision
+        if server_args.max_running_requests is None:
+            server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+
+
+def register_mtp() -> None:
+    @SpeculativeAlgorithm.register(
+        NAME,
+        supports_overlap=True,
+        validate_server_args=validate_server_args,
+        spec_class=MTPAlgorithm,
+    )
+    def worker_class(server_args: Any) -> type:
+        """On CUDA SGLang's EAGLE worker runs the chain with its device kernels."""
+        # Nothing to do in a process that inherited its server's environment.
+        apply_hooks()
+        if device_profile().runs_step:
+            from sglang_ascend.plugin.mtp.worker import MTPWorker
+
+            return MTPWorker
+        from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+
+        return EAGLEWorkerV2
+
+
+def validate_server_args(server_args: Any) -> None:
+    """Refuses what MTP cannot serve, before any weight is read. Raises StartupRefused."""
+    refuse_bad_trace_folder()
+    _resolve(server_args)
+    lossy_acceptance.refuse_bad_policy(server_args)
+    unsupported = _unsupported_flags(server_args)
+    if device_profile().runs_step:
+        unsupported |= _unsupported_by_step(server_args)
+    if device_profile().emulates:
+        unsupported |= unserved_transfers(server_args)
+    if device_profile().keeps_ascend_path:
+        unsupported |= _unsupported_on_npu(server_args)
+    for flag, given in unsupported.items():
+        if given:
+            raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")
+    refuse_uneven_heads(server_args)
+    if device_profile().keeps_ascend_path:
+        _refuse_sparse_attention(server_args)
+    if device_profile().emulates:
+        refuse_missing_engine(server_args)
+
+
+def _resolve(server_args: Any) -> MTPConfig:
+    try:
+        return resolve_config(
+            server_args.speculative_num_steps,
+            server_args.speculative_eagle_topk,
+            server_args.speculative_num_draft_tokens,
+        )
+    except MTPConfigError as error:
+        raise StartupRefused(str(error)) from None
+
+
+def _unsupported_flags(server_args: Any) -> dict[str, bool]:
+    """Flags that would change tokens or be ignored; each is refused rather than dropped."""
+    return {
+        "--pp-size above 1": server_args.pp_size > 1,
+        # SGLang has already turned the flag into the size.
+        "--attn-dp-size above 1 (or --enable-dp-attention)": server_args.attn_dp_size > 1,
+        "--enable-multi-layer-eagle": bool(server_args.enable_multi_layer_eagle),
+        "--speculative-adaptive": bool(server_args.speculative_adaptive),
+        "--speculative-token-map": server_args.speculative_token_map is not None,
+        "--speculative-accept-threshold-single below 1": (
+            server_args.speculative_accept_threshold_single != 1.0
+        ),
+        "--speculative-accept-threshold-acc below 1": (
+            server_args.speculative_accept_threshold_acc != 1.0
+        ),
+        "--is-embedding": bool(server_args.is_embedding),
+        "--enable-lora (or --lora-paths)": bool(server_args.enable_lora or server_args.lora_paths),
+        # Not asked about the rows of a verification.
+        "--enable-custom-logit-processor": bool(server_args.enable_custom_logit_processor),
+        "--enable-watermark": bool(server_args.enable_watermark),
+        # Its prefill leaves the MTP layer out.
+        "--enable-pdmux": bool(server_args.enable_pdmux),
+    }
+
+
+def _unsupported_by_step(server_args: Any) -> dict[str, bool]:
+    """SGLang's other backends take no prepared metadata, and the draft layer's is always ours."""
+    backends = {
+        "--attention-backend": server_args.attention_backend,
+        "--prefill-attention-backend": server_args.prefill_attention_backend,
+        "--decode-attention-backend": server_args.decode_attention_backend,
+        "--speculative-draft-attention-backend": server_args.speculative_draft_attention_backend,
+    }
+    unserved = {f"{flag} {name}": name not in (None, "ascend") for flag, name in backends.items()}
+    window = server_args.speculative_draft_window_size
+    # It filters top-p of what top-k left, and not both of the whole distribution.
+    unserved["--sampling-backend ascend"] = server_args.sampling_backend == "ascend"
+    unserved["--speculative-draft-window-size"] = window is not None
+    # Not carried from a verification to the reply.
+    unserved["--enable-return-hidden-states"] = bool(server_args.enable_return_hidden_states)
+    unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)
+    unserved["--enable-return-indexer-topk"] = bool(server_args.enable_return_indexer_topk)
+    return unserved
+
+
+def _unsupported_on_npu(server_args: Any) -> dict[str, bool]:
+    return {
+        # SGLang's prefill of latent attention takes no decode rows there.
+        "--enable-mixed-chunk": bool(server_args.enable_mixed_chunk),
+        # It lays the KV cache out in tiles, and the step's kernels read rows.
+        "SGLANG_USE_FIA_NZ": get_bool_env_var("SGLANG_USE_FIA_NZ"),
+    }
+
+
+def _refuse_sparse_attention(server_args: Any) -> None:
+    if is_deepseek_dsa(model_config_of(server_args).hf_config):
+        raise StartupRefused(
+            "--speculative-algorithm MTP serves no sparse attention on an NPU, which the model's "
+            "config.json asks for by index_topk: use SGLang's NEXTN for this model."
+        )

@@ -1,0 +1,205 @@
+"""How the requests of one batch draw: their logits adjusted as they ask, their rows sampled."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
+
+from sglang_ascend.ops import sampling
+from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
+from sglang_ascend.plugin.mtp.ranks import accepted_of_first_rank, draw_of_first_rank
+from sglang_ascend.plugin.requests.penalties import RequestPenalties
+from sglang_ascend.sampling.lossy import Threshold, emit
+from sglang_ascend.sampling.noise import Decision, exponential, uniform
+
+
+@dataclass(frozen=True)
+class SamplingParts:
+    """What samples on a server, whatever the batch."""
+
+    sampler: Any  # SGLang's, which plain decode uses
+    penalties: RequestPenalties
+    draft_vocabulary: torch.Tensor | None  # int64, the tokens that a draft can be; None for all
+    draws_drafts: bool  # verification asks what distribution a draft was drawn from
+    draws_as_core: bool  # rows without seeds are drawn by ``sampler``; its draw waits on an NPU
+    threshold: Threshold | None  # lossy policies, None unless the operator asked for one
+    relaxed: RelaxedInThinking | None
+
+    def propose_likeliest(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Draft tokens of one row per request, int64 [batch] of the target's vocabulary."""
+        return self.as_tokens(sampling.greedy(logits))
+
+    def as_tokens(self, columns: torch.Tensor) -> torch.Tensor:
+        """Tokens of the target's vocabulary, of columns of the draft head."""
+        return columns if self.draft_vocabulary is None else self.draft_vocabulary[columns]
+
+
+class BatchSampling:
+    """``speculative.step.Sampling`` of one ScheduleBatch whose chains have K drafts.
+
+    A decision goes by the position of the token before the one decided, as in plain decode: row
+    and draft j of a request decide what follows the token at ``seq_len + j``.
+    """
+
+    def __init__(
+        self, parts: SamplingParts, batch: ScheduleBatch, width: int, grammar_barrier: Any
+    ) -> None:
+        self.parts, self.batch, self.width = parts, batch, width
+        self.info: SamplingBatchInfo = batch.sampling_info
+        self.grammar_barrier = grammar_barrier
+        self.draws_drafts = parts.draws_drafts and not self.info.is_all_greedy
+        # As ``asks_penalties``: SGLang makes these where some request asks for a penalty.
+        self.is_penalized = self.info.acc_additive_penalties is not None
+        # Of the chain that this step drafts, one [batch, tokens that a draft can be] each.
+        self.next_draft_probs: list[torch.Tensor] = []
+        self._grammar_tree: GrammarTree | None = None
+
+    @cached_property
+    def draft_probs(self) -> torch.Tensor | None:
+        """float [batch, K, vocab_size]; 0 for tokens that a draft cannot be."""
+        probs = self.batch.spec_info.draft_probs if self.draws_drafts else None
+        if probs is None or self.parts.draft_vocabulary is None:
+            return probs
+        everywhere = probs.new_zeros(*probs.shape[:2], self.info.vocab_size)
+        return everywhere.index_copy_(-1, self.parts.draft_vocabulary, probs)
+
+    @property
+    def lossy_rule(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
+        if self.draws_drafts:
+            return None if self.parts.threshold is None else self._accept_above_threshold
+        return None if self.parts.relaxed is None else self._accept_relaxed
+
+    def read_chain(self, candidates: torch.Tensor) -> None:
+        """Starts the device-to-host copy that grammars need."""
+        if self.batch.has_grammar:
+            self._grammar_tree = GrammarTree.from_linear_chain(candidates)
+
+    def adjust(self, logits: torch.Tensor, candidates: torch.Tensor) -> None:
+        """Penalties, bias and grammar of each request, row by row, in place."""
+        if self.is_penalized:
+            terms = self.parts.penalties.along_chain(self.batch, candidates)
+            terms.apply(self._by_request(logits))
+        if self.info.logit_bias is not None:
+            logits.add_(self.info.logit_bias.repeat_interleave(self.width, dim=0))
+        if self.batch.has_grammar:
+            mask = build_grammar_vocab_mask(
+                reqs=self.batch.reqs,
+                tree=self._grammar_tree,
+                sampling_info=self.info,
+                device=logits.device,
+                barrier=self.grammar_barrier,
+            )
+            if mask is not None:
+                mask.apply(logits)
+
+    def draw(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Draws every row as the sampler of plain decode does: same filters, same seeds."""
+        return self._draw_rows(logits, positions).view(-1, self.width)
+
+    def _draw_rows(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        if self.info.is_all_greedy:
+            return sampling.greedy(logits)
+        if self.info.sampling_seed is None and not self.parts.draws_as_core:
+            probs = _probabilities(logits, self.info, self.width)
+            return sampling.sample(probs, exponential(None, positions, probs.shape[1]))
+        rows = _expand(self.info, self.width)
+        probs = torch.softmax(logits / rows.temperatures, dim=-1)
+        tokens, _ = self.parts.sampler._sample_from_probs(
+            probs, rows, positions, not _filters(rows)
+        )
+        return tokens.long()
+
+    def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
+        return self._by_request(_probabilities(logits, self.info, self.width))
+
+    def uniforms(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seeds = self.info.sampling_seed
+        seeds = None if seeds is None else seeds.repeat_interleave(self.width)
+        judging, drawing = (
+            uniform(seeds, positions, decision).view(-1, self.width)
+            for decision in (Decision.ACCEPT, Decision.BONUS)
+        )
+        return judging[:, :-1], drawing
+
+    def commit(
+        self, candidates: torch.Tensor, sampled: torch.Tensor, accept_lens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.info.is_all_greedy:
+            sampled, accept_lens = accepted_of_first_rank(sampled, accept_lens)
+        if self.is_penalized:
+            self.parts.penalties.commit(self.batch, candidates, accept_lens)
+        return sampled, accept_lens
+
+    def propose(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Draft tokens of one row per request, int64 [batch] of the target's vocabulary.
+
+        The likeliest ones, unless drafts are drawn: then with the request's own bias, temperature
+        and filters, so that few drafts are ones which the target cannot draw.
+        """
+        if not self.draws_drafts:
+            return self.parts.propose_likeliest(logits, positions)
+        if self.info.logit_bias is not None:
+            logits = logits + self._of_draft_vocabulary(self.info.logit_bias)
+        probs = _probabilities(logits, self.info, 1)
+        self.next_draft_probs.append(probs)
+        noise = uniform(self.info.sampling_seed, positions, Decision.DRAFT)
+        return self.parts.as_tokens(draw_of_first_rank(sampling.inverse_cdf(probs, noise)))
+
+    def _accept_above_threshold(
+        self, logits: torch.Tensor, candidates: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        probs, drafts = self.probabilities(logits), candidates[:, 1:]
+        drafted = drafts[..., None]
+        p, q = (of.gather(-1, drafted)[..., 0] for of in (probs[:, :-1], self.draft_probs))
+        _, noise = self.uniforms(positions)
+        return emit(self.parts.threshold.accepts(p, q), drafts, sampling.inverse_cdf(probs, noise))
+
+    def _accept_relaxed(
+        self, logits: torch.Tensor, candidates: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        probs = torch.softmax(logits / _expand(self.info, self.width).temperatures, dim=-1)
+        drawn = self.draw(logits, positions)
+        return self.parts.relaxed.accept(
+            self.batch.req_pool_indices, self._by_request(probs), candidates, drawn
+        )
+
+    def _by_request(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.view(-1, self.width, rows.shape[-1])
+
+    def _of_draft_vocabulary(self, columns: torch.Tensor) -> torch.Tensor:
+        """[batch, vocab_size] -> [batch, tokens that a draft can be]."""
+        vocabulary = self.parts.draft_vocabulary
+        return columns if vocabulary is None else columns[:, vocabulary]
+
+
+def _probabilities(logits: torch.Tensor, info: SamplingBatchInfo, width: int) -> torch.Tensor:
+    """What each row's request draws from: [batch * width, vocab_size] -> the same shape."""
+    rows = _expand(info, width)
+    if not _filters(rows):
+        return torch.softmax(logits / rows.temperatures, dim=-1)
+    return sampling.filter_probs(logits, rows.temperatures, rows.top_ks, rows.top_ps, rows.min_ps)
+
+
+def _expand(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
+    """Each request's parameters, once per row."""
+    if width == 1:
+        return info
+    rows = copy.copy(info)
+    for name in ("temperatures", "top_ks", "top_ps", "min_ps", "sampling_seed"):
+        value = getattr(info, name)
+        if value is not None:
+            setattr(rows, name, value.repeat_interleave(width, dim=0))
+    rows.sampling_mask_batch_indices = None
+    return rows
+
+
+def _filters(info: SamplingBatchInfo) -> bool:
+    return info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling

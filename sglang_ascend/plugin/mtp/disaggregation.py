@@ -1,0 +1,90 @@
+"""Prefill and decode in two servers: what is sent beside the KV cache, and which flags serve.
+
+SGLang's transfer has a row of 16 draft tokens for a request: ours is [bonus, draft 1, ...].
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+from sglang.srt.managers.overlap_utils import RelayPayload
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+
+from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.plugin.mtp.chain_relay import first_chain
+
+# The second forces the first off RDMA.
+TRANSFERS = ("mooncake", "mooncake_tcp")
+
+# The row that core allocates for an algorithm that carries no hidden state.
+EMPTY_HIDDEN_STATE = 16
+
+
+def fill_transfer(draft_input: EagleDraftInput) -> None:
+    """On a prefill server: core sends ``topk_index`` in the width of ``topk_p``, and nothing of a
+    request that has no hidden state."""
+    chain = draft_input.topk_index
+    draft_input.topk_p = torch.ones(chain.shape, device=chain.device)
+    draft_input.hidden_states = torch.zeros(len(chain), EMPTY_HIDDEN_STATE, device=chain.device)
+
+
+def received_draft_input(batch: Any, last_tokens: torch.Tensor, future_map: Any) -> EagleDraftInput:
+    """On a decode server: the chains of a batch whose prompts another server prefilled.
+
+    ``last_tokens`` int64 [batch] is each request's last emitted token. Only draft 1 is read, so the
+    two servers may draft chains of different lengths.
+    """
+    drafts = torch.stack([req.output_topk_index[1] for req in batch.reqs]).to(batch.device)
+    chain = first_chain(last_tokens, drafts, get_spec().speculative_num_steps)
+    draft_input = EagleDraftInput(
+        topk_p=torch.ones(len(chain), 1, device=batch.device),
+        topk_index=chain,
+        bonus_tokens=last_tokens,
+    )
+    if batch.enable_overlap:
+        draft_input.future_indices = batch.req_pool_indices
+        future_map.publish(draft_input.future_indices, batch.seq_lens)
+        future_map.stash(draft_input.future_indices, RelayPayload.from_draft_input(draft_input))
+    return draft_input
+
+
+def keep_indices_on_host(batch: Any) -> None:
+    """On a prefill server on CPU, before a forward: slots there need no asynchronous copy, which
+    core makes into pinned memory and fences with a CUDA event."""
+    for req in batch.reqs:
+        if (sender := getattr(req, "disagg_kv_sender", None)) is not None:
+            sender.supports_host_tensor_indices = False
+
+
+def unserved_transfers(server_args: Any) -> dict[str, bool]:
+    """Flags by whether they were given, for the table of refusals on CPU."""
+    backend = server_args.disaggregation_transfer_backend
+    disaggregated = server_args.disaggregation_mode != "null"
+    return {
+        # The transfer brings no distribution that a draft was drawn from.
+        "--speculative-use-rejection-sampling with --disaggregation-mode": (
+            disaggregated and server_args.speculative_use_rejection_sampling
+        ),
+        f"--disaggregation-transfer-backend {backend}": (
+            disaggregated and backend not in TRANSFERS
+        ),
+        # Its digests are computed by a CUDA kernel.
+        "--disaggregation-enable-kv-checksum": server_args.disaggregation_enable_kv_checksum,
+    }
+
+
+def refuse_missing_engine(server_args: Any) -> None:
+    """Raises StartupRefused where Mooncake is asked for and cannot be loaded."""
+    if server_args.disaggregation_mode == "null":
+        return
+    try:
+        import_module("mooncake.engine")
+    except ImportError as error:
+        raise StartupRefused(
+            f"--disaggregation-mode {server_args.disaggregation_mode} needs Mooncake's transfer "
+            f"engine ({error}): pip install mooncake-transfer-engine-non-cuda, and the system's "
+            "libibverbs1."
+        ) from None

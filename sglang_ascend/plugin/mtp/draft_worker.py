@@ -1,0 +1,109 @@
+"""SGLang's draft worker slot: the MTP layer beside the target, on its slots and positions."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.runtime_context import get_disagg, get_parallel, get_spec
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
+
+from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.mtp.chain_relay import first_chain
+from sglang_ascend.plugin.mtp.disaggregation import fill_transfer, keep_indices_on_host
+from sglang_ascend.plugin.npu.models import make_capturable
+from sglang_ascend.plugin.requests.weight_updates import cut_head, share_embedding_and_head
+from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
+
+logger = logging.getLogger(__name__)
+
+
+class MTPDraftWorker(EagleDraftWorker):
+    """Loads and places the MTP layer as EAGLE does; the draft vocabulary is ours."""
+
+    draws_drafts = False
+
+    def init_token_map(self) -> None:
+        """The checkpoint's own draft vocabulary."""
+        model_config = self.draft_runner.model_config
+        token_ids = read_draft_vocabulary(Path(model_config.model_path), model_config.vocab_size)
+        self.hot_token_id = None if token_ids is None else token_ids.to(self.device)
+        if self.hot_token_id is not None and get_parallel().tp_size > 1:
+            # A rank holds a slice of the head's rows, and every slice must be as long.
+            logger.info("Drafts use the full vocabulary, for the head is split between ranks.")
+            self.hot_token_id = None
+
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        with _deterministic_drafts():
+            super().alloc_memory_pool(*args, **kwargs)
+
+    @property
+    def _num_draft_rows(self) -> int:
+        """Tokens that a draft can be."""
+        if self.hot_token_id is not None:
+            return len(self.hot_token_id)
+        return self.target_worker.model_config.vocab_size
+
+    def init_lm_head(self) -> None:
+        """Shares the target's embedding and head, of the head the draft vocabulary's rows."""
+        model = self.draft_runner.model
+        embedding, head = self._resolve_shared_embed_and_head()
+        if self.hot_token_id is None:
+            share_embedding_and_head(model, embedding, head)
+        else:
+            cut_head(model, embedding, head, self.hot_token_id)
+        if device_profile().captures_step:
+            make_capturable(model)
+
+    def init_attention_backend(self) -> None:
+        """Every forward of the MTP layer runs on its runner's own backend."""
+        self.draft_extend_attn_backend = None
+        self.draft_attn_backend = self.draft_runner.attn_backend
+        self.draft_runner.draft_attn_backend = self.draft_attn_backend
+
+    def _capture_cuda_graphs(self) -> None:
+        """What is captured is the step, which has the MTP layer's forwards in it."""
+        self.cuda_graph_runner = None
+        self.cuda_graph_runner_for_draft_extend = None
+
+    def draft(self, batch: ScheduleBatch, **kwargs: Any) -> None:
+        raise RuntimeError("the MTP worker drafts inside speculative_step, not through draft().")
+
+    def _draft_extend_for_prefill(
+        self, batch: ScheduleBatch, *args: Any, **kwargs: Any
+    ) -> EagleDraftInput:
+        """As EAGLE's, and relayed as a step relays: [last emitted token, draft 1, ..., draft K].
+
+        Prefill owns no slots behind the prompt, so only draft 1 is drafted; the rest of the first
+        chain repeats it, and the first step's verification drops what is wrong.
+        """
+        with _deterministic_drafts():
+            draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)
+        first = draft_input.topk_index
+        if self.draws_drafts:
+            # The repeated draft was not drawn: its distribution is a point mass.
+            shape = (len(first), self.speculative_num_steps, self._num_draft_rows)
+            draft_input.draft_probs = torch.zeros(shape, device=first.device).scatter_(
+                -1, first[:, None].expand(-1, self.speculative_num_steps, 1), 1.0
+            )
+        if self.hot_token_id is not None:
+            first = self.hot_token_id[first]
+        draft_input.topk_index = first_chain(
+            draft_input.bonus_tokens, first[:, 0], self.speculative_num_steps
+        )
+        draft_input.hidden_states = None
+        if get_disagg().disaggregation_mode == "prefill":
+            fill_transfer(draft_input)
+            if device_profile().emulates:
+                keep_indices_on_host(batch)
+        return draft_input
+
+
+def _deterministic_drafts() -> AbstractContextManager[Any]:
+    """Core's own rejection sampling needs Triton and a draft of every token; ours needs neither."""
+    return get_spec().override(speculative_use_rejection_sampling=False)

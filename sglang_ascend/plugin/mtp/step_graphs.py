@@ -1,0 +1,68 @@
+"""Captures the step in SGLang's graphs when the server starts, once for each batch size."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.distributed.parallel_state import graph_capture
+from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
+from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
+from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
+from sglang.srt.runtime_context import get_disagg
+from sglang.srt.utils.common import DynamicGradMode
+
+from sglang_ascend.plugin.mtp.batch_sampling import SamplingParts
+from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
+from sglang_ascend.speculative.captured import (
+    CapturedPhases,
+    CapturedSteps,
+    Graph,
+    StepBuffers,
+    capture_phases,
+)
+from sglang_ascend.speculative.step import LaunchedPhases, StepConstants
+
+logger = logging.getLogger(__name__)
+
+
+def decodes_by_graphs() -> bool:
+    """False where graphs are switched off (--cuda-graph-backend-decode disabled), or nothing is
+    decoded."""
+    off = check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+    return not off and get_disagg().disaggregation_mode != "prefill"
+
+
+def capture_steps(
+    models: StepModels, sampling: SamplingParts, constants: StepConstants, page_size: int
+) -> CapturedSteps:
+    """The step of every batch size that SGLang would capture."""
+    target = models.target
+    batch_sizes, _ = get_batch_sizes_to_capture(target)
+    width = constants.num_steps + 1
+    buffers = StepBuffers(batch_sizes[-1], width, target.model_config.vocab_size, target.device)
+    req_to_token = target.req_to_token_pool.req_to_token
+    device_module = torch.get_device_module(target.device)
+    memory = device_module.graph_pool_handle()
+
+    def capture_for(batch_size: int, stream: Any) -> CapturedPhases:
+        def capture(run: Callable[[], Any]) -> tuple[Graph, Any]:
+            graph = device_module.NPUGraph()
+            with device_module.graph(graph, pool=memory, stream=stream):
+                return graph, run()
+
+        forwards = MTPForwards(models, buffers.logits[: batch_size * width])
+        phases = LaunchedPhases(forwards, sampling.propose_likeliest, constants)
+        requests = buffers.requests(batch_size, req_to_token, page_size)
+        return capture_phases(phases, buffers, requests, capture, device_module.synchronize)
+
+    started = time.perf_counter()
+    with DynamicGradMode(), model_capture_mode(), graph_capture() as context:
+        # The largest first: the others then fit into its memory.
+        captured = {size: capture_for(size, context.stream) for size in reversed(batch_sizes)}
+    seconds = time.perf_counter() - started
+    logger.info("Captured MTP's step for batches of %s in %.1f s.", batch_sizes, seconds)
+    return CapturedSteps(captured)

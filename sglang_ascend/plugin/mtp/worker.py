@@ -1,0 +1,224 @@
+"""SGLang's speculative worker slot: a ScheduleBatch in, one speculative step, a result out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import get_device, get_schedule, get_spec
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_worker_v2 import EAGLEWorkerV2
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import get_plan_stream
+
+from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.mtp import lossy_acceptance
+from sglang_ascend.plugin.mtp.batch_sampling import BatchSampling, SamplingParts
+from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
+from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
+from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
+from sglang_ascend.plugin.mtp.step_graphs import capture_steps, decodes_by_graphs
+from sglang_ascend.plugin.mtp.target import prepare_target
+from sglang_ascend.plugin.observability.step import make_timeline, make_watchdog
+from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties
+from sglang_ascend.plugin.requests.seeds import RequestSeeds
+from sglang_ascend.sampling.lossy import Relaxed, Threshold
+from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps
+from sglang_ascend.speculative.step import (
+    LaunchedPhases,
+    Phases,
+    Requests,
+    StepConstants,
+    StepResult,
+    speculative_step,
+)
+
+
+class MTPWorker(EAGLEWorkerV2):
+    """Prefill as SGLang's EAGLE worker has it; decode is ``speculative.step.speculative_step``."""
+
+    draft_worker_cls = MTPDraftWorker
+    captured_steps: CapturedSteps | None = None
+
+    def __init__(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
+    ) -> None:
+        self.lossy = lossy_acceptance.policy()
+        if self.lossy is not None:
+            lossy_acceptance.warn(self.lossy)
+        self._init_as_eagle(server_args, gpu_id, nccl_port, target_worker)
+        self._draft_worker.draws_drafts = self.draws_drafts
+        prepare_target(target_worker, self._draft_worker.draft_runner)
+        self.seeds = RequestSeeds()
+        self.acceptance_watchdog = make_watchdog(self.speculative_num_steps)
+        self.step_timeline = make_timeline()
+
+    def _init_as_eagle(
+        self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
+    ) -> None:
+        """EAGLEWorkerV2.__init__, which names its own draft worker class (patch 0009)."""
+        BaseSpecWorker.__init__(self)
+        self.server_args = server_args
+        self.gpu_id = gpu_id
+        self.device = get_device().device
+        self.page_size = get_schedule().page_size
+        self.topk = get_spec().speculative_eagle_topk
+        self.speculative_num_steps = get_spec().speculative_num_steps
+        self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
+        self.speculative_algorithm = SpeculativeAlgorithm.from_string(
+            get_spec().speculative_algorithm
+        )
+        self.enable_dp_spec_prefill_coordination = False
+        self.adaptive_controller = None
+        self.plan_stream, self.plan_stream_ctx = get_plan_stream(self.device)
+        self._target_worker = target_worker
+        self._draft_worker = self.draft_worker_cls(server_args, gpu_id, nccl_port, target_worker)
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        grammar_barrier: Any = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        if not batch.sampling_info.is_all_greedy:
+            self.seeds.give(batch)
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(batch, on_publish, pp_proxy_tensors)
+        width = self.speculative_num_draft_tokens
+        sampling = BatchSampling(self.sampling_parts, batch, width, grammar_barrier)
+        phases = self._phases(len(batch.reqs), sampling)
+        timeline = self.step_timeline
+        result = speculative_step(
+            batch.spec_info.topk_index,
+            _requests_of(batch),
+            phases if timeline is None else timeline.begin(phases),
+            sampling,
+            on_publish or _publish_to_nobody,
+        )
+        batch_result = self._batch_result(batch, result, phases, sampling)
+        if timeline is not None:
+            timeline.finish(len(batch.reqs))
+        return batch_result
+
+    def _phases(self, batch_size: int, sampling: BatchSampling) -> Phases:
+        # Drafts that are drawn need the batch's own sampling parameters within the captured part.
+        if self.captured_steps is not None and not sampling.draws_drafts:
+            captured = self.captured_steps.that_holds(batch_size)
+            if captured is not None:
+                return captured
+        return LaunchedPhases(MTPForwards(self.models), sampling.propose, self.step_constants)
+
+    def init_cuda_graphs(self) -> None:
+        super().init_cuda_graphs()
+        if device_profile().captures_step and decodes_by_graphs():
+            self.captured_steps = capture_steps(
+                self.models, self.sampling_parts, self.step_constants, self.page_size
+            )
+
+    def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
+        """As SGLang's, with the start of what is counted of each request's output."""
+        if asks_penalties(batch):
+            self.sampling_parts.penalties.prefill(batch)
+        if self.sampling_parts.relaxed is not None:
+            self.sampling_parts.relaxed.prefill(batch)
+        return self._forward_prefill_batch(batch, *args)
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        """The scheduler has the accepted drafts of a step on the host."""
+        if self.acceptance_watchdog is not None:
+            self.acceptance_watchdog.record(num_correct_drafts_per_req)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        if self.acceptance_watchdog is not None:
+            self.acceptance_watchdog.request_finished()
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether verification asks what distribution a draft was drawn from."""
+        return get_spec().speculative_use_rejection_sampling or isinstance(self.lossy, Threshold)
+
+    @cached_property
+    def models(self) -> StepModels:
+        draft = self.draft_worker
+        return StepModels(
+            self.target_worker.model_runner, draft.draft_runner, draft.parallel_layout
+        )
+
+    @cached_property
+    def sampling_parts(self) -> SamplingParts:
+        num_rows = len(self.req_to_token_pool.req_to_token)
+        vocab_size = self.target_worker.model_config.vocab_size
+        lossy, tokenizer = self.lossy, self.target_worker.tokenizer
+        return SamplingParts(
+            sampler=self.target_worker.model_runner.sampler,
+            penalties=RequestPenalties(num_rows, vocab_size, self.device),
+            draft_vocabulary=self.draft_worker.hot_token_id,
+            draws_drafts=self.draws_drafts,
+            draws_as_core=device_profile().draws_as_core,
+            threshold=lossy if isinstance(lossy, Threshold) else None,
+            relaxed=RelaxedInThinking(lossy, tokenizer, num_rows, self.device)
+            if isinstance(lossy, Relaxed)
+            else None,
+        )
+
+    @cached_property
+    def step_constants(self) -> StepConstants:
+        max_batch_size = len(self.req_to_token_pool.req_to_token)
+        return StepConstants(self.speculative_num_steps, max_batch_size, self.device)
+
+    @cached_property
+    def _certain(self) -> torch.Tensor:
+        """Probability 1 of every draft: the relay's field, which a chain does not read."""
+        return torch.ones(len(self.req_to_token_pool.req_to_token), 1, device=self.device)
+
+    def _batch_result(
+        self, batch: ScheduleBatch, result: StepResult, phases: Phases, sampling: BatchSampling
+    ) -> GenerationBatchResult:
+        logits_output = LogitsProcessorOutput(next_token_logits=result.logits)
+        tokens, drawn_from = result.sampled.view(-1), sampling.next_draft_probs
+        if batch.return_logprob:
+            compute_spec_logprobs(
+                batch, logits_output, tokens, chain_stride=self.speculative_num_draft_tokens
+            )
+        return GenerationBatchResult(
+            logits_output=logits_output,
+            next_token_ids=tokens,
+            can_run_cuda_graph=isinstance(phases, CapturedPhases),
+            speculative_num_draft_tokens=self.speculative_num_draft_tokens,
+            next_draft_input=EagleDraftInput(
+                topk_p=self._certain[: len(result.candidates)],
+                topk_index=result.candidates,
+                bonus_tokens=result.candidates[:, 0],
+                draft_probs=torch.stack(drawn_from, dim=1) if drawn_from else None,
+            ),
+            accept_lens=result.accept_lens,
+            new_seq_lens=result.new_seq_lens,
+            # The scheduler keeps these alive while the step may still be running.
+            extra_keep_alive_refs=[phases],
+        )
+
+
+def _publish_to_nobody(new_seq_lens: torch.Tensor) -> None:
+    """Without overlap the scheduler reads the new lengths from the result."""
+
+
+def _requests_of(batch: ScheduleBatch) -> Requests:
+    return Requests(
+        seq_lens=batch.seq_lens,
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=batch.req_to_token_pool.req_to_token,
+        # Host knowledge: slots are allocated ahead of every length that a step can reach.
+        max_kv_len=max(req.kv.kv_allocated_len for req in batch.reqs),
+        page_size=batch.token_to_kv_pool_allocator.page_size,
+    )

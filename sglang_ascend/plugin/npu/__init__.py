@@ -1,0 +1,1 @@
+"""What SGLang's Ascend path does otherwise for the step."""

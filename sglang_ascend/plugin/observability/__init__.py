@@ -1,0 +1,1 @@
+"""What a server says of its steps."""

@@ -1,0 +1,48 @@
+"""What a worker watches of itself, as --enable-metrics and SGLANG_ASCEND_TRACE ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sglang.srt.runtime_context import get_observability, get_parallel
+
+from sglang_ascend import env
+from sglang_ascend.plugin.observability.metrics import AcceptanceMetrics, PhaseMetrics
+from sglang_ascend.speculative.acceptance_watchdog import AcceptanceWatchdog
+from sglang_ascend.speculative.timeline import HostClock, StepTimeline, StepTimes
+from sglang_ascend.speculative.trace_file import TraceFile
+
+
+def make_watchdog(num_drafts: int) -> AcceptanceWatchdog | None:
+    """One for each replica, whose ranks all see the same acceptance."""
+    if not _is_first_rank():
+        return None
+    if get_observability().enable_metrics:
+        return AcceptanceWatchdog(num_drafts, AcceptanceMetrics().change)
+    return AcceptanceWatchdog(num_drafts)
+
+
+def make_timeline() -> StepTimeline | None:
+    """None where nobody asks for one. OSError if the trace cannot be written."""
+    observability = get_observability()
+    sinks: list[Callable[[StepTimes], None]] = []
+    # As SGLang's scheduler: one rank of a replica, unless all are asked for.
+    if observability.enable_metrics and (
+        _is_first_rank() or observability.enable_metrics_for_all_schedulers
+    ):
+        sinks.append(PhaseMetrics().observe)
+    folder = env.TRACE.get()
+    if folder is not None:
+        sinks.append(TraceFile(folder, _process_name()).write)
+    return StepTimeline(sinks, HostClock()) if sinks else None
+
+
+def _is_first_rank() -> bool:
+    parallel = get_parallel()
+    return parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0
+
+
+def _process_name() -> str:
+    parallel = get_parallel()
+    replica = "" if parallel.dp_rank is None else f" DP{parallel.dp_rank}"
+    return f"sglang scheduler{replica} TP{parallel.tp_rank}"

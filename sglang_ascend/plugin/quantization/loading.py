@@ -1,0 +1,135 @@
+"""SGLang's loader over a quantized checkpoint: which methods its layers get, and their tensors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.layers.linear import LinearBase
+from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
+from sglang.srt.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+
+from sglang_ascend.plugin.quantization.experts import QuantizedExperts
+from sglang_ascend.plugin.quantization.linear import QuantizedLinear
+from sglang_ascend.quantization.checkpoint import Checkpoint
+from sglang_ascend.quantization.layouts import says_quantized
+from sglang_ascend.quantization.rows import to_rows
+
+# Modules that SGLang's models multiply with themselves: MLA absorbs kv_b_proj into its queries, and
+# the others are no linear layers of SGLang's. Their weights are decoded when they are read.
+DECODED = ("kv_b_proj", "input_proj", "eh_proj", "gate", "embed_tokens", "lm_head", "head")
+
+logger = logging.getLogger(__name__)
+
+
+class ServedQuantization(QuantizationConfig):
+    """Every linear and every expert takes what its tensors say, float or quantized, so that no
+    name has to be known: SGLang's models find the place of each tensor."""
+
+    def get_name(self) -> str:
+        return "sglang_ascend"
+
+    def get_supported_act_dtypes(self) -> list[torch.dtype]:
+        return [torch.float32, torch.bfloat16]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> ServedQuantization:
+        return cls()
+
+    def get_scaled_act_names(self) -> list[str]:
+        return []
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        if isinstance(layer, FusedMoE):
+            return QuantizedExperts(prefix)
+        if isinstance(layer, LinearBase):
+            is_decoded = prefix.rpartition(".")[2] in DECODED
+            return UnquantizedLinearMethod() if is_decoded else QuantizedLinear(prefix)
+        return None
+
+
+def served_config(original: Callable[..., Any], model_config: Any, load_config: Any) -> Any:
+    """Around SGLang's choice of a quantization method, of the target and of the draft."""
+    if quantized_checkpoint(model_config.model_path) is None:
+        return original(model_config, load_config)
+    return ServedQuantization()
+
+
+def weights_of(
+    original: Callable[..., Iterator[tuple[str, torch.Tensor]]],
+    self: Any,
+    source: Any,
+    *,
+    resolved_source: Any = None,
+    startup_prefetch_started: bool = False,
+    startup_prefetch_active: bool = False,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Around SGLang's iterator over the tensors of a checkpoint."""
+    checkpoint = quantized_checkpoint(source.model_or_path)
+    if checkpoint is not None:
+        return _tensors(checkpoint)
+    return original(
+        self,
+        source,
+        resolved_source=resolved_source,
+        startup_prefetch_started=startup_prefetch_started,
+        startup_prefetch_active=startup_prefetch_active,
+    )
+
+
+def quantized_checkpoint(folder: str) -> Checkpoint | None:
+    """The checkpoint in ``folder``; None if it is float, or no folder of this machine.
+
+    Raises:
+        CheckpointError: its quantization cannot be read.
+    """
+    path = Path(folder)
+    if not says_quantized(path):
+        return None
+    return _opened(path, tuple((f.name, f.stat().st_mtime_ns) for f in sorted(path.iterdir())))
+
+
+@lru_cache(maxsize=1)
+def _opened(path: Path, _files: tuple[tuple[str, int], ...]) -> Checkpoint | None:
+    """Opened anew when a file changes, as before an update of the weights."""
+    checkpoint = Checkpoint.open(path)
+    if not checkpoint.schemes:
+        return None
+    _announce(checkpoint)
+    return checkpoint
+
+
+def _announce(checkpoint: Checkpoint) -> None:
+    schemes = [scheme.name for scheme in checkpoint.schemes.values()]
+    counts = ", ".join(f"{schemes.count(name)} of {name}" for name in dict.fromkeys(schemes))
+    decoded = sum(_is_decoded(module) for module in checkpoint.schemes)
+    note = f"; {decoded} of them are multiplied as floats" if decoded else ""
+    logger.info("Quantized linears (%s): %s%s.", checkpoint.layout.name, counts, note)
+
+
+def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+    """Float tensors as they are; a quantized module as one tensor of rows, named as its weight."""
+    for name in checkpoint.float_names():
+        if not checkpoint.layout.is_own(name):
+            yield name, checkpoint.tensor(name)
+    for module in checkpoint.schemes:
+        weight = checkpoint.weight(module)
+        values = weight.dequantize() if _is_decoded(module) else to_rows(weight)
+        yield f"{module}.weight", values
+
+
+def _is_decoded(module: str) -> bool:
+    return module.rpartition(".")[2] in DECODED

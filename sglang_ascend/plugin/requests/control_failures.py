@@ -1,0 +1,82 @@
+"""A control request that fails gets an answer; in SGLang one whose handler raises, or whose profile
+cannot be written, ends the server."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, get_origin
+
+from fastapi import HTTPException
+from msgspec.structs import fields
+from sglang.srt.managers import io_struct
+
+from sglang_ascend.plugin.errors import unwritable
+
+logger = logging.getLogger(__name__)
+
+# Marks a failure in ``rid``, the one field that every answer has and none of these uses.
+FAILED = "failed: "
+
+
+def answer_failures(result: None, self: Any) -> None:
+    """After ``Scheduler.init_request_dispatcher``: what a handler raises becomes an answer."""
+    dispatch = self._request_dispatcher
+
+    def dispatch_or_answer(request: Any) -> Any:
+        try:
+            return dispatch(request)
+        except Exception as error:
+            # A client that waits for tokens would wait forever.
+            if self._tokenized_requests(request):
+                raise
+            logger.exception("%s failed", type(request).__name__)
+            return failed_answer(request, error)
+
+    self._request_dispatcher = dispatch_or_answer
+
+
+def failed_answer(request: Any, error: Exception) -> Any:
+    """What the HTTP process waits for after ``request``, marked as failed; None if nothing."""
+    name = type(request).__name__
+    answer_type = getattr(io_struct, f"{name.removesuffix('Input')}Output", None)
+    if answer_type is None:
+        return None
+    sentence = f"{name} failed with {error!r}: its traceback is in the server's log."
+    blank = {bool: False, str: sentence, dict: {}, list: []}
+    values = {
+        # A field that both have tells whose answer this is: the session of an OpenSessionReqInput.
+        field.name: getattr(request, field.name, blank.get(get_origin(field.type) or field.type))
+        for field in fields(answer_type)
+        if field.required
+    }
+    return answer_type(**values | {"rid": FAILED + sentence})
+
+
+async def refuse_failed(
+    call: Callable[..., Awaitable[list[Any]]], self: Any, obj: Any
+) -> list[Any]:
+    """Around ``FanOutCommunicator.__call__``. A failure of any rank becomes a 400."""
+    if isinstance(obj, io_struct.ProfileReq):
+        _refuse_unwritable_profile(obj)
+    answers = await call(self, obj)
+    for answer in answers:
+        if (answer.rid or "").startswith(FAILED):
+            raise HTTPException(400, answer.rid.removeprefix(FAILED))
+        # The one kind whose refusal SGLang turns into a 500.
+        if isinstance(answer, io_struct.ProfileReqOutput) and not answer.success:
+            raise HTTPException(400, answer.message)
+    return answers
+
+
+def _refuse_unwritable_profile(request: io_struct.ProfileReq) -> None:
+    """Where a profile has ``num_steps`` it is written between two batches, and no handler waits."""
+    if request.req_type != io_struct.ProfileReqType.START_PROFILE:
+        return
+    folder = request.output_dir or os.getenv("SGLANG_TORCH_PROFILER_DIR", "/tmp")
+    if reason := unwritable(Path(folder).expanduser()):
+        raise HTTPException(
+            400, f"output_dir {folder} cannot hold a profile ({reason}): name a folder that can."
+        )

@@ -1,0 +1,100 @@
+"""What a layer's linears saw of the calibration text, and the codes that follow from it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from sglang_ascend.ptq.layers import linears
+from sglang_ascend.quantization.formats import FORMATS
+from sglang_ascend.quantization.recipe import InputSpec, QConfig
+from sglang_ascend.quantization.solve import gptq, rtn
+from sglang_ascend.quantization.weight import (
+    PER_TOKEN,
+    WEIGHT_ONLY,
+    InputKind,
+    InputRule,
+    QuantizedWeight,
+)
+
+
+class Inputs:
+    """Records the inputs of the named linears of `module` while it is entered.
+
+    Linears that read the same tensor, as query, key and value do, hold one.
+    """
+
+    def __init__(self, module: nn.Module, names: Iterable[str]) -> None:
+        self._module, self._names = module, set(names)
+        self._seen: dict[str, list[Tensor]] = defaultdict(list)
+
+    def __enter__(self) -> Inputs:
+        self._hooks = [
+            linear.register_forward_pre_hook(self._hook(name))
+            for name, linear in linears(self._module)
+            if name in self._names
+        ]
+        return self
+
+    def _hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _, inputs: self._seen[name].append(inputs[0].flatten(0, -2))
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def of(self, name: str) -> Tensor | None:
+        """[rows, in]; None for an expert that no token reached."""
+        return torch.cat(self._seen[name]) if self._seen[name] else None
+
+
+def quantize_linear(linear: nn.Linear, scheme: QConfig, seen: Tensor | None) -> QuantizedWeight:
+    """`linear` by `scheme`; `seen` [rows, in] are its inputs, if the scheme needs them.
+
+    A linear that no calibration token reached is rounded to nearest.
+
+    Raises:
+        ValueError: a static input of a linear that was not reached.
+    """
+    rule = input_rule(scheme.act, seen)
+    if scheme.weight.method == "minmax" or seen is None:
+        weight = rtn(linear.weight, scheme.weight.grid, rule)
+    else:
+        inputs, ext = seen.double(), scheme.weight.ext
+        hessian = inputs.T @ inputs
+        weight = gptq(
+            linear.weight,
+            hessian,
+            scheme.weight.grid,
+            rule,
+            ext.damping,
+            ext.act_order,
+            ext.scale_search,
+        )
+    # A static product adds its bias as an integer.
+    return replace(weight, bias=linear.bias if rule.kind == InputKind.STATIC else None)
+
+
+def input_rule(spec: InputSpec | None, seen: Tensor | None) -> InputRule:
+    """What the product does to its input; a static scale spans the range that was seen."""
+    if spec is None:
+        return WEIGHT_ONLY
+    if spec.scope == "per_token" and spec.dtype == "int8":
+        return PER_TOKEN
+    if spec.scope != "per_tensor":
+        group = spec.ext.group_size if spec.scope == "per_group" else None
+        return InputRule(InputKind.PER_TOKEN, FORMATS[spec.dtype], group)
+    if seen is None:
+        raise ValueError("a static input scale needs inputs: raise --calibration-texts")
+    form = FORMATS[spec.dtype]
+    low, high = min(float(seen.min()), 0.0), max(float(seen.max()), 0.0)
+    if spec.symmetric:
+        scale, offset = max(-low, high) / form.maximum, 0.0
+    else:
+        scale = (high - low) / (form.maximum - form.minimum)
+        offset = float(round(form.minimum - low / scale)) if scale else 0.0
+    return InputRule(InputKind.STATIC, form, None, float(torch.tensor(scale or 1.0)), offset)

@@ -1,0 +1,152 @@
+"""What quantization cost: distributions, tokens and drafts of a checkpoint beside its float one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.ptq.layers import Layers
+from sglang_ascend.ptq.text import Text
+from sglang_ascend.ptq.weights import Weights
+from sglang_ascend.training.acceptance import Output, draft_matches
+from sglang_ascend.training.targets.families import Target
+
+
+@dataclass(frozen=True)
+class Score:
+    """Sums over the positions of one text, float64.
+
+    Attributes:
+        kl: KL(reference || this) of the next token, nats.
+        surprise: -log p of the text's own next token, nats.
+        agreed: positions where both rank the same token first.
+        positions: how many predict a token of the text.
+        accepted: [K + 1]: slots whose first k drafts are all kept, for k of 0..K.
+    """
+
+    domain: str
+    kl: float
+    surprise: float
+    agreed: int
+    positions: int
+    accepted: list[int]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One checkpoint: a score of every text, its weights' bytes, and how fast it was computed."""
+
+    folder: Path
+    scores: list[Score]
+    num_bytes: int
+    tokens_per_second: float
+
+
+def evaluate(
+    folders: list[Path],
+    against: Path,
+    texts: list[Text],
+    num_steps: int = 3,
+    progress: Callable[[str], object] = lambda name: None,
+) -> list[Evaluated]:
+    """Scores `against` (first in the result) and every folder on the same texts, teacher-forced.
+
+    One layer of one checkpoint is in memory at a time, beside embedding and head; quantized linears
+    compute by the operators that serving runs, everything else in float32.
+
+    Raises:
+        CheckpointError: a checkpoint is refused, or its vocabulary is another.
+    """
+    with torch.inference_mode():
+        reference = _Model(against)
+        started = time.perf_counter()
+        wanted = reference.layers.final_hidden([text.tokens for text in texts])
+        seconds = time.perf_counter() - started
+        result = [_evaluated(reference, reference, wanted, wanted, texts, num_steps, seconds)]
+        progress(str(against))
+        for folder in folders:
+            model = _Model(folder)
+            if model.vocabulary != reference.vocabulary:
+                raise CheckpointError(
+                    f"{shown(folder)} has a vocabulary of {model.vocabulary} and {shown(against)} "
+                    f"one of {reference.vocabulary}; pass the checkpoint that it was made from"
+                )
+            started = time.perf_counter()
+            hidden = model.layers.final_hidden([text.tokens for text in texts])
+            seconds = time.perf_counter() - started
+            result.append(_evaluated(model, reference, hidden, wanted, texts, num_steps, seconds))
+            progress(str(folder))
+    return result
+
+
+class _Model:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.target = Target.open(folder, may_be_quantized=True)
+        self.weights = Weights(folder)
+        self.layers = Layers(self.target, self.weights)
+        self.embedding = self.layers.embedding()
+        self.head = self.layers.head()
+        self.logits = self.layers.logits(self.head)
+        self.vocabulary = len(self.embedding)
+
+
+def _evaluated(
+    model: _Model,
+    reference: _Model,
+    hidden: list[Tensor],
+    wanted: list[Tensor],
+    texts: list[Text],
+    num_steps: int,
+    seconds: float,
+) -> Evaluated:
+    accepted = _accepted(model, hidden, texts, num_steps)
+    scores = []
+    for text, own, other, kept in zip(texts, hidden, wanted, accepted, strict=True):
+        expected = F.log_softmax(reference.logits(other[:-1]).double(), -1)
+        found = F.log_softmax(model.logits(own[:-1]).double(), -1)
+        following = text.tokens[1:, None]
+        scores.append(
+            Score(
+                domain=text.domain,
+                kl=float((expected.exp() * (expected - found)).sum()),
+                surprise=float(-found.gather(1, following).sum()),
+                agreed=int((expected.argmax(-1) == found.argmax(-1)).sum()),
+                positions=len(following),
+                accepted=kept,
+            )
+        )
+    tokens = sum(len(text.tokens) for text in texts)
+    return Evaluated(model.folder, scores, model.weights.num_bytes, tokens / seconds)
+
+
+def _accepted(
+    model: _Model, hidden: list[Tensor], texts: list[Text], num_steps: int
+) -> list[list[int]]:
+    """For each text, how many slots keep at least 0..K drafts of a chain.
+
+    A slot counts when the next K + 1 tokens of the reply are the model's own first choices: there,
+    and only there, teacher forcing shows the very chain that serving would verify.
+    """
+    prefix = model.target.mtp_prefix
+    if not any(name.startswith(prefix) for name in model.target.tensors):
+        return [[0] * (num_steps + 1) for _ in texts]
+    layer = model.layers.mtp()
+    found = []
+    for text, states in zip(texts, hidden, strict=True):
+        output = Output(text.domain, text.tokens, text.prompt_length, states)
+        table = draft_matches(layer, output, model.embedding, model.head, num_steps)
+        matches = torch.tensor(table)
+        own = model.logits(states[:-1]).argmax(-1) == text.tokens[1:]  # [n - 1]
+        chains = own.unfold(0, num_steps + 1, 1).all(1)  # slot i: tokens i + 1..i + 1 + K
+        slots = torch.arange(len(chains)) >= text.prompt_length - 1
+        kept = matches[: len(chains)][chains & slots].cumprod(1)
+        found.append([len(kept), *kept.sum(0).tolist()])
+    return found

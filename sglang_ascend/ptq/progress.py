@@ -1,0 +1,127 @@
+"""The folder beside an unfinished output: finished layers, and what they were made by."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.ptq.text import Text
+from sglang_ascend.quantization.formats import FORMATS
+from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight
+
+TASK, TEXT = "task.json", "calibration.safetensors"
+TENSORS = ("codes", "scale", "zero", "bias", "group_index")
+
+
+class Partial:
+    """Finished layers of one task; a file in it is whole, for it was renamed into place.
+
+    Args:
+        folder: made if missing.
+        task: what decides the result: source, recipe, seed.
+
+    Raises:
+        CheckpointError: the folder holds the layers of another task.
+    """
+
+    def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        content = json.dumps(task, indent=2, sort_keys=True)
+        path = folder / TASK
+        if not path.exists():
+            if any(folder.iterdir()):
+                raise CheckpointError(
+                    f"{shown(folder)} is not an unfinished quantization; name another --out or "
+                    "move that folder away"
+                )
+            _replace(path, lambda part: part.write_text(content, encoding="utf-8"))
+        elif path.read_text(encoding="utf-8") != content:
+            raise CheckpointError(
+                f"{shown(folder)} holds unfinished layers of another recipe, seed or source; "
+                "name another --out, or delete that folder to begin anew"
+            )
+
+    def has(self, number: int) -> bool:
+        return self._layer(number).exists()
+
+    def write(self, number: int, weights: Mapping[str, QuantizedWeight]) -> None:
+        """Keeps the quantized linears of layer `number`."""
+        tensors, described = {}, {}
+        for module, weight in weights.items():
+            held = {name: getattr(weight, name) for name in TENSORS}
+            tensors |= {f"{module}|{n}": t.contiguous() for n, t in held.items() if t is not None}
+            described[module] = {
+                "block": weight.block,
+                "format": weight.number_format.name,
+                "rule": asdict(weight.input_rule)
+                | {"number_format": weight.input_rule.number_format.name},
+            }
+        metadata = {"modules": json.dumps(described)}
+        _replace(self._layer(number), lambda part: save_file(tensors, part, metadata=metadata))
+
+    def modules(self) -> dict[str, Path]:
+        """Where each finished linear lies."""
+        found = {}
+        for path in sorted(self.folder.glob("layer-*.safetensors")):
+            with safe_open(path, "pt") as file:
+                found |= dict.fromkeys(json.loads(file.metadata()["modules"]), path)
+        return found
+
+    def text(self) -> list[Text] | None:
+        """The calibration text, None before `keep_text`."""
+        path = self.folder / TEXT
+        if not path.exists():
+            return None
+        tensors = load_file(path)
+        rows = tensors["tokens"].split(tensors["lengths"].tolist())
+        return [Text("calibration", row, 0) for row in rows]
+
+    def keep_text(self, texts: list[Text]) -> None:
+        tensors = {
+            "tokens": torch.cat([text.tokens for text in texts]),
+            "lengths": torch.tensor([len(text.tokens) for text in texts]),
+        }
+        _replace(self.folder / TEXT, lambda part: save_file(tensors, part))
+
+    def _layer(self, number: int) -> Path:
+        return self.folder / f"layer-{number:05d}.safetensors"
+
+
+def read_weight(path: Path, module: str) -> QuantizedWeight:
+    """One linear of a finished layer."""
+    with safe_open(path, "pt") as file:
+        described = json.loads(file.metadata()["modules"])[module]
+        held: dict[str, Tensor | None] = {
+            name: file.get_tensor(f"{module}|{name}") if f"{module}|{name}" in file.keys() else None  # noqa: SIM118
+            for name in TENSORS
+        }
+    rule = described["rule"]
+    kind, form = InputKind(rule["kind"]), FORMATS[rule["number_format"]]
+    codes, scale = held["codes"], held["scale"]
+    assert codes is not None and scale is not None
+    return QuantizedWeight(
+        codes=codes,
+        scale=scale,
+        zero=held["zero"],
+        block=tuple(described["block"]),
+        number_format=FORMATS[described["format"]],
+        input_rule=InputRule(kind, form, rule["group_size"], rule["scale"], rule["offset"]),
+        bias=held["bias"],
+        group_index=held["group_index"],
+    )
+
+
+def _replace(path: Path, write: Any) -> None:
+    part = path.with_suffix(".part")
+    write(part)
+    part.rename(path)

@@ -1,0 +1,260 @@
+"""From a float checkpoint to a quantized one, layer by layer; a killed run goes on where it was."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.ptq.calibration import Inputs, quantize_linear
+from sglang_ascend.ptq.layers import Layers, Pack, linears, packed
+from sglang_ascend.ptq.progress import Partial, read_weight
+from sglang_ascend.ptq.text import own_text
+from sglang_ascend.ptq.weights import Weights
+from sglang_ascend.quantization.checkpoint import Checkpoint
+from sglang_ascend.quantization.convert import convert
+from sglang_ascend.quantization.layouts import Layout, Scheme
+from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, write_side_file
+from sglang_ascend.quantization.recipe import QConfig, Recipe
+from sglang_ascend.quantization.weight import QuantizedWeight
+from sglang_ascend.quantization.writers import make_writer
+from sglang_ascend.training.interface import run_chain
+from sglang_ascend.training.targets.families import Target
+
+CHAIN_STEPS = 3  # the MTP layer sees its own output from its second step on
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was done: linears by scheme, those whose groups do not divide, those left float, and the
+    globs of the recipe that matched nothing."""
+
+    schemes: Mapping[str, int]
+    fallbacks: tuple[str, ...]
+    left_float: tuple[str, ...]
+    unmatched: tuple[str, ...]
+    already_done: bool = False
+
+
+class Quantization:
+    """One run of a recipe over a checkpoint.
+
+    Args:
+        folder: the float checkpoint.
+        out: the new folder; unfinished layers lie in `out` + ".partial".
+        seed, num_texts: of the calibration text, which the model writes itself.
+
+    Raises:
+        CheckpointError: the source is quantized, incomplete or of an unknown family, or the recipe
+            matches none of its linears.
+    """
+
+    def __init__(
+        self, folder: Path, recipe: Recipe, out: Path, seed: int = 0, num_texts: int = 128
+    ) -> None:
+        self.target, self.recipe, self.out = Target.open(folder), recipe, out
+        self.seed, self.num_texts = seed, num_texts
+        self.layers = Layers(self.target, Weights(folder))
+        has_mtp = any(name.startswith(self.target.mtp_prefix) for name in self.target.tensors)
+        self.num_parts = self.layers.num_layers + has_mtp
+        self.schemes: list[dict[str, QConfig]] = []
+        self.fallbacks, self.left_float = [], []
+        for number in range(self.num_parts):
+            self.schemes.append(self._schemes_of(number))
+        if not any(self.schemes):
+            raise CheckpointError(
+                f"recipe {shown(recipe.name)} matches no linear of {shown(folder)}; write its "
+                "include as globs of names such as model.layers.0.self_attn.o_proj"
+            )
+
+    def _schemes_of(self, number: int) -> dict[str, QConfig]:
+        """By the names that the linears have inside their layer."""
+        found, prefix = {}, self.layers.prefix(number)
+        for name, linear in linears(self.layers.skeleton(number)):
+            asked = self.recipe.scheme(prefix + name)
+            if asked is None:
+                self.left_float.append(prefix + name)
+                continue
+            found[name] = asked.fitting(linear.in_features)
+            if found[name] is not asked:
+                self.fallbacks.append(prefix + name)
+        return found
+
+    def run(self, progress: Callable[[str], object] = lambda step: None) -> Summary:
+        """Quantizes what is left to do and writes `out`, which appears when it is complete.
+
+        Args:
+            progress: called with the name of each finished part.
+
+        Raises:
+            CheckpointError: `out` exists and is another recipe's, or the layout cannot hold what
+                the recipe asks for.
+        """
+        counts = Counter(s.name for schemes in self.schemes for s in schemes.values())
+        summary = Summary(counts, tuple(self.fallbacks), tuple(self.left_float), self._unmatched())
+        if self.out.exists() or self.out.is_symlink():
+            self._refuse_other_output()
+            return replace(summary, already_done=True)
+        partial = Partial(self.out.with_name(self.out.name + ".partial"), self.task)
+        with torch.inference_mode():
+            self._solve(partial, progress)
+        self._write(partial)
+        progress("written")
+        return summary
+
+    def _unmatched(self) -> tuple[str, ...]:
+        modules = [
+            self.layers.prefix(number) + name
+            for number in range(self.num_parts)
+            for name, _ in linears(self.layers.skeleton(number))
+        ]
+        return tuple(
+            ", ".join(rule.include)
+            for rule in self.recipe.rules
+            if not any(rule.scheme(module) for module in modules)
+        )
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """What decides the result; a source that was replaced has another size or time."""
+        files = sorted(path for path in self.target.folder.iterdir() if path.is_file())
+        stats = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
+        return {"source": stats, **self.record}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The part of `task` that the finished checkpoint says of itself."""
+        calibrated = any(s.calibrated for schemes in self.schemes for s in schemes.values())
+        return {
+            "name": self.recipe.name,
+            "spec": self.recipe.spec.model_dump(mode="json"),
+            "calibration": {"seed": self.seed, "texts": self.num_texts} if calibrated else None,
+            "int8_per_channel_instead_of_groups": self.fallbacks,
+        }
+
+    def _refuse_other_output(self) -> None:
+        side = self.out / SIDE_FILE
+        if not side.exists() or read_side_file(side)[0] != self.record:
+            raise CheckpointError(
+                f"--out {shown(self.out)} exists and is not what this recipe and seed make; name a "
+                "new folder or move it away"
+            )
+
+    def _solve(self, partial: Partial, progress: Callable[[str], object]) -> None:
+        """Finishes every layer that `partial` lacks. Inputs come from the float layers before it,
+        so that no layer depends on how an earlier one was rounded."""
+        open_parts = [n for n in range(self.num_parts) if not partial.has(n)]
+        needed = [n for n in open_parts if any(s.calibrated for s in self.schemes[n].values())]
+        last = max(needed, default=-1)
+        packs = packed(self._text(partial)) if needed else []
+        embedding = self.layers.embedding() if needed else torch.empty(0)
+        states = [embedding[pack.tokens] for pack in packs]
+        for number in range(self.layers.num_layers):
+            if number > last:
+                states, packs = [], []
+            if number in open_parts or packs:
+                is_open = number in open_parts
+                states = self._solve_decoder(partial, number, is_open, states, packs, progress)
+        if self.layers.num_layers in open_parts:
+            self._solve_mtp(partial, states, packs, embedding, progress)
+
+    def _solve_decoder(
+        self,
+        partial: Partial,
+        number: int,
+        is_open: bool,
+        states: list[Tensor],
+        packs: list[Pack],
+        progress: Callable[[str], object],
+    ) -> list[Tensor]:
+        """Returns what the layer makes of `states`; it is out of memory then."""
+        layer = self.layers.decoder(number)
+        wanted = [n for n, s in self.schemes[number].items() if is_open and s.calibrated]
+        with Inputs(layer, wanted) as inputs:
+            following = [self.layers.run(layer, *r) for r in zip(states, packs, strict=True)]
+        if is_open:
+            self._finish(partial, number, layer, inputs, progress)
+        return following
+
+    def _solve_mtp(
+        self,
+        partial: Partial,
+        states: list[Tensor],
+        packs: list[Pack],
+        embedding: Tensor,
+        progress: Callable[[str], object],
+    ) -> None:
+        number = self.layers.num_layers
+        mtp, norm = self.layers.mtp(), self.layers.final_norm()
+        wanted = [n for n, scheme in self.schemes[number].items() if scheme.calibrated]
+        with Inputs(mtp.block, wanted) as inputs:
+            for state, pack in zip(states, packs, strict=True) if wanted else ():
+                hidden = norm(state).split(pack.lengths)
+                for rows, tokens in zip(hidden, pack.tokens.split(pack.lengths), strict=True):
+                    run_chain(mtp, rows[None], tokens[None], embedding, CHAIN_STEPS)
+        self._finish(partial, number, mtp.block, inputs, progress)
+
+    def _finish(
+        self,
+        partial: Partial,
+        number: int,
+        layer: nn.Module,
+        inputs: Inputs,
+        progress: Callable[[str], object],
+    ) -> None:
+        prefix, solved = self.layers.prefix(number), {}
+        for name, linear in linears(layer):
+            scheme = self.schemes[number].get(name)
+            if scheme is not None:
+                seen = inputs.of(name) if scheme.calibrated else None
+                solved[prefix + name] = quantize_linear(linear, scheme, seen)
+        partial.write(number, solved)
+        progress(prefix.removesuffix("."))
+
+    def _text(self, partial: Partial) -> list[Tensor]:
+        texts = partial.text()
+        if texts is None:
+            texts = own_text(self.target, self.seed, self.num_texts)
+            partial.keep_text(texts)
+        return [text.tokens for text in texts]
+
+    def _write(self, partial: Partial) -> None:
+        """All layers as one checkpoint, complete before it gets its name."""
+        whole = partial.folder / "whole"
+        shutil.rmtree(whole, ignore_errors=True)
+        source = quantized_view(Checkpoint.open(self.target.folder), partial.modules())
+        kinds = {s.weight.scope for schemes in self.schemes for s in schemes.values()}
+        writer = make_writer("fp8" if kinds == {"per_block"} else "modelslim", source.layout)
+        convert(source, whole, writer)
+        if writer.name == "modelslim":
+            write_side_file(whole, self.record)
+        whole.rename(self.out)
+        shutil.rmtree(partial.folder)
+
+
+class _Solved(Layout):
+    """A float checkpoint in which some linears have been solved already."""
+
+    def __init__(self, checkpoint: Checkpoint, modules: Mapping[str, Path]) -> None:
+        super().__init__(checkpoint.entries)
+        self._modules = modules
+
+    def read(self, module: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
+        return read_weight(self._modules[module], module)
+
+
+def quantized_view(checkpoint: Checkpoint, modules: Mapping[str, Path]) -> Checkpoint:
+    """`checkpoint` with the finished linears in place of its float ones."""
+    names: Iterable[str] = modules
+    schemes = {
+        module: Scheme("solved", read_weight(modules[module], module).number_format, ("weight",))
+        for module in names
+    }
+    return replace(checkpoint, layout=_Solved(checkpoint, modules), schemes=schemes)

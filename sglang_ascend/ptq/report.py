@@ -1,0 +1,164 @@
+"""Figures of an evaluation with their intervals: JSON, a table and a plot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from sglang_ascend.ptq.evaluate import Evaluated, Score
+
+DRAWS = 2000
+EVERY = "all"
+
+
+def figures(results: Sequence[Evaluated]) -> dict[str, Any]:
+    """Everything that is printed; the first of `results` is the reference.
+
+    An interval holds 95 % of bootstrap draws of the texts, of one domain or of all.
+    """
+    reference = results[0]
+    domains = sorted({score.domain for score in reference.scores})
+    return {
+        "reference": str(reference.folder),
+        "texts": len(reference.scores),
+        "checkpoints": [
+            {
+                "folder": str(result.folder),
+                "bytes": result.num_bytes,
+                "of_reference_bytes": round(result.num_bytes / reference.num_bytes, 4),
+                "tokens_per_second": round(result.tokens_per_second, 1),
+                "domains": {
+                    domain: _domain(result, reference, domain) for domain in [EVERY, *domains]
+                },
+            }
+            for result in results
+        ],
+    }
+
+
+def _domain(result: Evaluated, reference: Evaluated, domain: str) -> dict[str, Any]:
+    pairs = zip(result.scores, reference.scores, strict=True)
+    rows = [pair for pair in pairs if domain in (EVERY, pair[0].domain)]
+    return {
+        "texts": len(rows),
+        "positions": sum(own.positions for own, _ in rows),
+        "kl": _figure(rows, lambda own, _: (own.kl, own.positions)),
+        "perplexity": _figure(rows, lambda own, _: (own.surprise, own.positions), math.exp),
+        "perplexity_change": _figure(
+            rows,
+            lambda own, other: (own.surprise - other.surprise, own.positions),
+            math.expm1,
+        ),
+        "top1_agreement": _figure(rows, lambda own, _: (own.agreed, own.positions)),
+        "acceptance_length": _figure(rows, lambda own, _: (sum(own.accepted), own.accepted[0])),
+        "kept_drafts": [
+            _figure(rows, lambda own, _, k=k: (own.accepted[k + 1], own.accepted[k]))
+            for k in range(len(rows[0][0].accepted) - 1)
+        ],
+    }
+
+
+def _figure(
+    rows: Sequence[tuple[Score, Score]],
+    parts: Callable[[Score, Score], tuple[float, float]],
+    last: Callable[[float], float] = lambda ratio: ratio,
+) -> dict[str, Any] | None:
+    """last(sum of numerators / sum of denominators) and its interval; None if there is nothing."""
+    table = torch.tensor([parts(*row) for row in rows], dtype=torch.float64)
+    if table[:, 1].sum() == 0:
+        return None
+    draws = torch.randint(
+        len(table), (DRAWS, len(table)), generator=torch.Generator().manual_seed(0)
+    )
+    sums = table[draws].sum(1)
+    ratios = (sums[:, 0] / sums[:, 1].clamp_min(1e-300)).sort().values
+    value, low, high = (
+        last(float(ratio))
+        for ratio in (
+            table[:, 0].sum() / table[:, 1].sum(),
+            ratios[int(0.025 * DRAWS)],
+            ratios[int(0.975 * DRAWS)],
+        )
+    )
+    return {"value": value, "interval_95": [low, high]}
+
+
+def tables(report: dict[str, Any]) -> list[Table]:
+    """One table for all texts and one for each domain."""
+    result = []
+    for domain in report["checkpoints"][0]["domains"]:
+        of_domain = report["checkpoints"][0]["domains"][domain]
+        title = f"{domain}: {of_domain['texts']} texts, {of_domain['positions']} positions"
+        table = Table(title=title, title_justify="left")
+        for column in (
+            "checkpoint",
+            "bytes",
+            "KL, nats",
+            "perplexity",
+            "change",
+            "top-1",
+            "τ",
+            "kept",
+        ):
+            table.add_column(column, justify="left" if column == "checkpoint" else "right")
+        for checkpoint in report["checkpoints"]:
+            table.add_row(*_cells(checkpoint, checkpoint["domains"][domain]))
+        result.append(table)
+    return result
+
+
+def _cells(checkpoint: dict[str, Any], domain: dict[str, Any]) -> list[str]:
+    length = domain["acceptance_length"]
+    kept = [figure for figure in domain["kept_drafts"] if figure]
+    return [
+        Path(checkpoint["folder"]).name,
+        f"{checkpoint['of_reference_bytes']:.1%}",
+        _shown(domain["kl"], "{:.5f}"),
+        f"{domain['perplexity']['value']:.3f}",
+        _shown(domain["perplexity_change"], "{:+.2%}"),
+        f"{domain['top1_agreement']['value']:.2%}",
+        _shown(length, "{:.2f}") if length else "no MTP layer",
+        ", ".join(f"{figure['value']:.2f}" for figure in kept),
+    ]
+
+
+def _shown(figure: dict[str, Any], form: str) -> str:
+    low, high = (form.format(bound) for bound in figure["interval_95"])
+    return f"{form.format(figure['value'])} ({low} - {high})"
+
+
+def plot(report: dict[str, Any]) -> str:
+    """SVG: KL of every checkpoint but the reference, a dot with its interval, domain by domain."""
+    compared = report["checkpoints"][1:]
+    rows = [(c, domain) for domain in compared[0]["domains"] for c in compared] if compared else []
+    most = max((c["domains"][d]["kl"]["interval_95"][1] for c, d in rows), default=0.0) or 1.0
+    left, width, step = 260, 420, 22
+    parts = []
+    for number, (checkpoint, domain) in enumerate(rows):
+        figure, y = checkpoint["domains"][domain]["kl"], 50 + number * step
+        low, high = (left + width * bound / most for bound in figure["interval_95"])
+        name = f"{domain}: {Path(checkpoint['folder']).name}"
+        parts += [
+            f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{_escaped(name)}</text>',
+            f'<path d="M{low:.1f} {y}H{high:.1f}" stroke="#2563eb" stroke-width="2"/>',
+            f'<circle cx="{left + width * figure["value"] / most:.1f}" cy="{y}" r="4" '
+            'fill="#2563eb"/>',
+            f'<text x="{high + 8:.1f}" y="{y + 4}">{figure["value"]:.5f}</text>',
+        ]
+    height = 60 + len(rows) * step
+    title = f"KL to {Path(report['reference']).name}, nats, with 95 % intervals"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{height}" '
+        'font-family="sans-serif" font-size="12">'
+        f'<rect width="100%" height="100%" fill="white"/><text x="10" y="24" font-size="15">'
+        f"{_escaped(title)}</text>{''.join(parts)}</svg>\n"
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,74 @@
+"""Text for calibration and evaluation: what the float model itself writes, or replies to a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_ascend.training.generation.conversation import REPLY, USER
+from sglang_ascend.training.generation.generate import GenerateConfig, Generator
+from sglang_ascend.training.generation.outputs import chat_prompts, continue_prompts, read_prompts
+from sglang_ascend.training.targets.families import Target
+
+ROWS = 24
+
+
+@dataclass(frozen=True)
+class Text:
+    """One conversation: tokens int64 [n], of which the first `prompt_length` were given."""
+
+    domain: str
+    tokens: Tensor
+    prompt_length: int
+
+
+def own_text(target: Target, seed: int, count: int, own_prompt_share: float = 0.75) -> list[Text]:
+    """`count` conversations that the model writes, greedy replies to user turns of its own or, for
+    the other share, of the templates in `training`. The seed decides them."""
+    config = GenerateConfig(
+        rows=min(ROWS, count),
+        own_prompt_share=own_prompt_share,
+        reply_temperatures=(0.0,),
+        second_turn_share=0.0,
+        seed=seed,
+    )
+    written = islice(Generator(target, config, excluded=set()).run(), count)
+    return [
+        Text(
+            "own prompts" if USER in row.roles else "templated prompts",
+            torch.tensor(row.tokens),
+            row.roles.index(REPLY),
+        )
+        for row in written
+    ]
+
+
+def replies_to(
+    target: Target, prompts: list[Path], max_new_tokens: int, limit: int | None
+) -> list[Text]:
+    """The model's greedy replies to the prompts of JSON files, at most `limit` of each domain.
+
+    Raises:
+        ValueError: a file is no list of prompts.
+    """
+    from transformers import AutoTokenizer
+
+    rows: dict[str, list[dict[str, str]]] = {}
+    for row in (row for path in prompts for row in read_prompts(path)):
+        rows.setdefault(row["domain"], []).append(row)
+    chosen = [row for domain in rows.values() for row in domain[:limit]]
+    tokenizer = AutoTokenizer.from_pretrained(target.folder)
+    texts = []
+    for start in range(0, len(chosen), ROWS):
+        part = chosen[start : start + ROWS]
+        given = chat_prompts(tokenizer, part)
+        continued = continue_prompts(target, given, tokenizer.eos_token_id, max_new_tokens)
+        texts += [
+            Text(row["domain"], tokens, len(ids))
+            for row, ids, (tokens, _) in zip(part, given, continued, strict=True)
+        ]
+    return texts

@@ -1,0 +1,1 @@
+"""Quantized weights: one description of them, and every kind of checkpoint that holds them."""

@@ -1,0 +1,133 @@
+"""Which operator of `ops/quantized` multiplies with a quantized weight, or one per group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_ascend.ops import experts
+from sglang_ascend.ops import quantized as ops
+from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
+from sglang_ascend.quantization.weight import InputKind, QuantizedWeight
+
+# (x [..., in], bias [out] or None) -> [..., out]
+Product = Callable[..., Tensor]
+# (rows [rows, in] group by group, counts int64 [groups]) -> [rows, out]
+GroupedProduct = Callable[[Tensor, Tensor], Tensor]
+
+
+def prepare(weight: QuantizedWeight) -> Product:
+    """The product `(x, bias=None) -> y` with `weight`, prepared once.
+
+    `bias` is a float tensor beside the weight. One that the layout folded into its integers is in
+    the product already, and lies beside them a second time: then `bias` is not added.
+
+    Raises:
+        ValueError: no operator has this combination of weight and input.
+    """
+    weight = _by_rows(weight)
+    operator, _, prepared = _operators(weight, weight.codes, weight.scale, weight.zero)
+    if weight.bias is not None:
+        return lambda x, bias=None: operator(x, prepared, None)
+    return lambda x, bias=None: operator(x, prepared, bias)
+
+
+def prepare_grouped(
+    weights: Sequence[QuantizedWeight | Tensor], dtype: torch.dtype
+) -> GroupedProduct:
+    """The product of group i's rows with `weights[i]` ([out, in], all alike), prepared once.
+
+    Args:
+        dtype: of the rows. Float weights are multiplied in it, and so is every weight where some
+            are float.
+
+    Raises:
+        ValueError: quantized weights that differ in their form, or that no operator multiplies.
+    """
+    quantized = [_by_rows(weight) for weight in weights if isinstance(weight, QuantizedWeight)]
+    if len(quantized) < len(weights):
+        values = [w.dequantize() if isinstance(w, QuantizedWeight) else w for w in weights]
+        matrices = torch.stack([value.to(dtype).T for value in values])
+        return lambda rows, counts: experts.grouped_matmul(rows, matrices, counts)
+    first = quantized[0]
+    if len({(w.block, w.input_rule, w.number_format) for w in quantized}) > 1:
+        raise ValueError("experts of one layer are quantized in several ways: quantize them alike.")
+    has_index = any(weight.group_index is not None for weight in quantized)
+    if has_index or first.input_rule.kind == InputKind.STATIC:
+        raise _no_operator(first)
+    codes = torch.stack([weight.codes for weight in quantized])
+    scale = torch.stack([weight.scale for weight in quantized])
+    zero = None
+    if any(weight.zero is not None for weight in quantized):
+        zeros = (torch.zeros_like(w.scale) if w.zero is None else w.zero.float() for w in quantized)
+        zero = torch.stack([*zeros])
+    _, operator, prepared = _operators(first, codes, scale, zero)
+    return lambda rows, counts: operator(rows, prepared, counts)
+
+
+def _by_rows(weight: QuantizedWeight) -> QuantizedWeight:
+    """Integer products have a scale for each row."""
+    if weight.number_format.is_integer and weight.block[0] != 1:
+        return weight.refined((1, weight.block[1]))
+    return weight
+
+
+def _operators(
+    form: QuantizedWeight, codes: Tensor, scale: Tensor, zero: Tensor | None
+) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Any]:
+    """The operator for one matrix, its grouped form, and what either takes as the weight.
+
+    `codes`, `scale` and `zero` are those of `form`, or of several weights like it, stacked.
+    """
+    rule, number_format = form.input_rule, form.number_format
+    width = min(form.block[1], form.shape[1])
+    if number_format is FP8_E4M3:
+        input_width = min(rule.group_size or form.shape[1], form.shape[1])
+        takes_blocks = rule.number_format is FP8_E4M3 and input_width == width
+        fits = rule.kind == InputKind.NONE or (rule.kind == InputKind.PER_TOKEN and takes_blocks)
+        if not fits or zero is not None or form.group_index is not None:
+            raise _no_operator(form)
+        quantizes_input = rule.kind == InputKind.PER_TOKEN
+        block = form.block[0], width
+        prepared = ops.prepare_block_fp8(codes, scale, block=block, quantizes_input=quantizes_input)
+        return ops.block_fp8_linear, ops.grouped_block_fp8_linear, prepared
+    bits = max(number_format.bits, INT4.bits)
+    if rule.kind == InputKind.NONE:
+        index = form.group_index
+        prepared = ops.prepare_weight_only(
+            codes, scale, zero, bits=bits, group_size=width, group_index=index
+        )
+        return ops.weight_only_linear, ops.grouped_weight_only_linear, prepared
+    if zero is not None or form.group_index is not None or rule.number_format is not INT8:
+        raise _no_operator(form)
+    fold = _static_fold(form) if rule.kind == InputKind.STATIC else {"scale": scale}
+    prepared = ops.prepare_integer(codes, bits=bits, group_size=width, **fold)
+    return ops.integer_linear, ops.grouped_integer_linear, prepared
+
+
+def _static_fold(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """ModelSlim's: y = (q W^T + quant_bias) * deq_scale with deq_scale = weight scale * input scale
+    and quant_bias = round(bias / deq_scale - offset * row sums of W)."""
+    rule = weight.input_rule
+    input_scale, offset = torch.tensor([rule.scale]), torch.tensor([rule.offset])
+    deq_scale = weight.scale * input_scale
+    bias = torch.zeros(len(deq_scale)) if weight.bias is None else weight.bias
+    units = weight.codes.sum(1, dtype=torch.int64) * offset.double()
+    quant_bias = (bias.double() / deq_scale[:, 0] - units).round().to(torch.int32)
+    return {
+        "scale": deq_scale,
+        "input_scale": input_scale,
+        "input_offset": offset,
+        "quant_bias": quant_bias,
+    }
+
+
+def _no_operator(weight: QuantizedWeight) -> ValueError:
+    rule = weight.input_rule
+    return ValueError(
+        f"no operator multiplies {weight.number_format.name} weights in blocks of {weight.block} "
+        f"with {rule.kind} {rule.number_format.name} inputs: convert the checkpoint to float32"
+    )

@@ -1,0 +1,215 @@
+"""Recipes: which linear gets which scheme, in the vocabulary of ModelSlim's YAML files."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sglang_ascend.quantization.formats import FORMATS, NumberFormat
+from sglang_ascend.quantization.solve import Grid
+
+BUILT_IN = Path(__file__).parent / "recipes"
+
+
+class RecipeError(ValueError):
+    """One sentence that names the recipe, what is wrong in it and the remedy."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Extension(_Strict):
+    """What a method takes beside ModelSlim's four words."""
+
+    group_size: int = Field(default=128, ge=1)
+    block_size: int = Field(default=128, ge=1)
+    damping: float = Field(default=0.01, gt=0)
+    act_order: bool = False
+    scale_search: bool = False
+
+
+class InputSpec(_Strict):
+    """`act`: what the product does to its input."""
+
+    scope: Literal["per_token", "per_group", "per_tensor"]
+    dtype: Literal["int8", "fp8_e4m3"]
+    symmetric: bool = True
+    method: Literal["minmax"] = "minmax"
+    ext: Extension = Extension()
+
+    @model_validator(mode="after")
+    def _has_a_rule(self) -> InputSpec:
+        if self.scope == "per_group" and self.dtype != "fp8_e4m3":
+            raise ValueError("inputs are rounded in groups only to fp8_e4m3")
+        if self.scope == "per_tensor" and self.dtype != "int8":
+            raise ValueError("a static input (per_tensor) is int8")
+        if self.scope != "per_tensor" and not self.symmetric:
+            raise ValueError("an input that is scaled at run time is symmetric")
+        return self
+
+
+class WeightSpec(_Strict):
+    """`weight`: its grid, and the method that picks the codes."""
+
+    scope: Literal["per_channel", "per_group", "per_block"]
+    dtype: Literal["int8", "int4", "fp8_e4m3"]
+    symmetric: bool = True
+    method: Literal["minmax", "gptq"] = "minmax"
+    ext: Extension = Extension()
+
+    @model_validator(mode="after")
+    def _has_a_grid(self) -> WeightSpec:
+        if self.scope == "per_block" and self.method == "gptq":
+            raise ValueError("gptq corrects row by row, so its scope is per_channel or per_group")
+        _ = self.grid
+        return self
+
+    @property
+    def number_format(self) -> NumberFormat:
+        return FORMATS[self.dtype]
+
+    @property
+    def grid(self) -> Grid:
+        block = {
+            "per_channel": (1, None),
+            "per_group": (1, self.ext.group_size),
+            "per_block": (self.ext.block_size, self.ext.block_size),
+        }[self.scope]
+        return Grid(self.number_format, block, self.symmetric)
+
+
+class QConfig(_Strict):
+    """The scheme of one linear; without `act` its input stays float."""
+
+    weight: WeightSpec
+    act: InputSpec | None = None
+
+    def fitting(self, in_features: int) -> QConfig:
+        """This scheme, or int8 per channel where groups do not divide `in_features`."""
+        grouped = self.weight.scope == "per_group"
+        if not grouped or in_features % self.weight.ext.group_size == 0:
+            return self
+        return QConfig(weight=WeightSpec(scope="per_channel", dtype="int8"), act=self.act)
+
+    @model_validator(mode="after")
+    def _has_a_product(self) -> QConfig:
+        if self.act is None:
+            return self
+        if (self.act.dtype == "fp8_e4m3") != (self.weight.dtype == "fp8_e4m3"):
+            raise ValueError("weight and act are both fp8_e4m3 or both integers")
+        if not self.weight.symmetric:
+            raise ValueError("a weight with zero points goes without act: set symmetric to true")
+        return self
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the inputs of the linear must be seen."""
+        return self.weight.method == "gptq" or (
+            self.act is not None and self.act.scope == "per_tensor"
+        )
+
+    @property
+    def name(self) -> str:
+        """Such as W4A8."""
+        inputs = 16 if self.act is None else FORMATS[self.act.dtype].bits
+        kind = "" if self.weight.number_format.is_integer else "FP8 "
+        return f"{kind}W{self.weight.number_format.bits}A{inputs}"
+
+
+class LinearQuant(_Strict):
+    """`type: linear_quant`: one scheme for the linears whose name a glob matches."""
+
+    type: Literal["linear_quant"]
+    qconfig: QConfig
+    include: list[str] = ["*"]
+    exclude: list[str] = []
+
+    def scheme(self, module: str) -> QConfig | None:
+        included = any(fnmatchcase(module, glob) for glob in self.include)
+        excluded = any(fnmatchcase(module, glob) for glob in self.exclude)
+        return self.qconfig if included and not excluded else None
+
+
+class Group(_Strict):
+    """`type: group`: several at once; the last that matches a linear wins, as in ModelSlim."""
+
+    type: Literal["group"]
+    configs: list[LinearQuant]
+
+    def scheme(self, module: str) -> QConfig | None:
+        found = [scheme for config in self.configs if (scheme := config.scheme(module))]
+        return found[-1] if found else None
+
+
+class Spec(BaseModel):
+    """`spec`; ModelSlim's `runner`, `dataset` and `save` are its own business and are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+    process: list[Annotated[LinearQuant | Group, Field(discriminator="type")]] = Field(min_length=1)
+
+
+class Recipe(BaseModel):
+    """A recipe; keys beside these, such as the anchors of a YAML file, are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+    apiversion: Literal["modelslim_v1"] = "modelslim_v1"
+    name: str = ""
+    spec: Spec
+
+    def scheme(self, module: str) -> QConfig | None:
+        """Of the linear `module`, from the first process that matches it; None leaves it float."""
+        found = (process.scheme(module) for process in self.spec.process)
+        return next((scheme for scheme in found if scheme), None)
+
+    @property
+    def rules(self) -> list[LinearQuant]:
+        """Every `linear_quant`, alone or in a group."""
+        process = self.spec.process
+        return [r for p in process for r in (p.configs if isinstance(p, Group) else [p])]
+
+
+def built_in_names() -> list[str]:
+    return sorted(path.stem for path in BUILT_IN.glob("*.yaml"))
+
+
+def read_recipe(name: str) -> Recipe:
+    """The recipe of this package called `name`, or the YAML file at that path.
+
+    Raises:
+        RecipeError: there is no such recipe or file, or it asks for what this package cannot do.
+    """
+    path = BUILT_IN / f"{name}.yaml" if name in built_in_names() else Path(name)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        known = ", ".join(built_in_names())
+        raise RecipeError(
+            f"--recipe {name} is neither one of {known} nor a readable YAML file; pass one of these"
+        ) from None
+    return parse_recipe(text, path.stem if path.parent == BUILT_IN else str(name))
+
+
+def parse_recipe(text: str, name: str) -> Recipe:
+    """The recipe in YAML `text`; `name` is shown in errors and written into the checkpoint.
+
+    Raises:
+        RecipeError: no YAML, or no recipe.
+    """
+    import yaml
+
+    try:
+        content: Any = yaml.safe_load(text)
+        return Recipe.model_validate({**content, "name": name})
+    except (yaml.YAMLError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise RecipeError(f"recipe {name} is no YAML mapping ({reason}); correct it") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise RecipeError(
+            f"recipe {name} has a wrong {place}: {first['msg']}; correct it"
+        ) from None

@@ -1,0 +1,6 @@
+"""Solvers: which codes and scales stand for a float weight."""
+
+from sglang_ascend.quantization.solve.gptq import gptq, hessian_error
+from sglang_ascend.quantization.solve.rtn import Grid, rtn
+
+__all__ = ["Grid", "gptq", "hessian_error", "rtn"]

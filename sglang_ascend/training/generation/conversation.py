@@ -1,0 +1,81 @@
+"""One conversation in progress: what is fed, what is sampled, and when a reply loops."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import torch
+
+Tensor = torch.Tensor
+
+FORCED, USER, REPLY = 0, 1, 2  # who wrote a token: the template, the model as user, as assistant
+
+
+@dataclass(frozen=True)
+class ChatTokens:
+    """The token ids of the chat template's fixed parts."""
+
+    prefix: list[int]  # up to the first user turn
+    to_reply: list[int]  # between a user turn and its reply
+    to_user: list[int]  # between a reply and the next user turn
+
+    @classmethod
+    def of(cls, tokenizer) -> ChatTokens:
+        """Reads the parts from the template by rendering one two-turn conversation.
+
+        Raises:
+            ValueError: the template has no such parts.
+        """
+        mark = "\x00"
+        turn = [{"role": "user", "content": mark}, {"role": "assistant", "content": mark}]
+        parts = tokenizer.apply_chat_template(turn + turn[:1], tokenize=False).split(mark)
+        if len(parts) != 4 or not all(parts[:3]):
+            raise ValueError(
+                f"the chat template of {tokenizer.name_or_path} does not enclose its turns: pass "
+                "a target whose tokenizer_config.json has a template with user and assistant."
+            )
+        return cls(*(tokenizer(part, add_special_tokens=False).input_ids for part in parts[:3]))
+
+    def end_of(self, role: int) -> int:
+        """The token that ends a turn of USER or REPLY: the first of what follows it."""
+        return (self.to_reply if role == USER else self.to_user)[0]
+
+    def following(self, role: int) -> list[int]:
+        """What is fed after that token, up to the next turn."""
+        return (self.to_reply if role == USER else self.to_user)[1:]
+
+
+@dataclass
+class Conversation:
+    """One row: `queue` holds forced tokens, `stages` what to sample once it is empty."""
+
+    tokens: list[int]
+    roles: list[int]
+    queue: deque[int]
+    stages: deque[int]
+    temperature: float
+    prompt: str | None = None
+    hidden: list[Tensor] = field(default_factory=list)
+    stage_start: int = 0
+    seen: set[tuple[int, ...]] = field(default_factory=set)
+    repeats: deque[bool] = field(default_factory=lambda: deque(maxlen=24))
+
+    @property
+    def role(self) -> int:
+        """FORCED while the queue lasts, then the stage being sampled."""
+        return FORCED if self.queue else self.stages[0]
+
+    def append(self, token: int, role: int) -> None:
+        """Adds a token and notes whether its 4-gram occurred before in this stage."""
+        self.tokens.append(token)
+        self.roles.append(role)
+        if role == REPLY and len(self.tokens) - self.stage_start >= 4:
+            gram = tuple(self.tokens[-4:])
+            self.repeats.append(gram in self.seen)
+            self.seen.add(gram)
+
+    @property
+    def loops(self) -> bool:
+        """Whether 16 of the last 24 4-grams are repetitions."""
+        return sum(self.repeats) >= 16

@@ -1,0 +1,131 @@
+"""Greedy outputs of the target on evaluation prompts, with hiddens: what `acceptance` reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tqdm import trange
+
+from sglang_ascend.training.acceptance import Output
+from sglang_ascend.training.generation.shards import with_last_hidden
+from sglang_ascend.training.targets.decoder import Decoder
+from sglang_ascend.training.targets.families import Target
+
+
+def read_prompts(path: Path) -> list[dict[str, str]]:
+    """A JSON list of {"domain", "prompt"}.
+
+    Raises:
+        ValueError: the file holds anything else.
+    """
+    prompts = json.loads(path.read_text())
+    wanted = {"domain", "prompt"}
+    if not isinstance(prompts, list) or any(
+        not isinstance(row, dict) or set(row) != wanted for row in prompts
+    ):
+        raise ValueError(f'{path} must be a JSON list of {{"domain": …, "prompt": …}} objects.')
+    return prompts
+
+
+def chat_prompts(tokenizer, prompts: list[dict[str, str]]) -> list[list[int]]:
+    """Token ids of every prompt as a first user turn, up to where the reply begins."""
+    turns = [[{"role": "user", "content": row["prompt"]}] for row in prompts]
+    texts = [
+        tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        for turn in turns
+    ]
+    return [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+
+
+def greedy_outputs(
+    target: Target, prompts: list[dict[str, str]], max_new_tokens: int
+) -> list[Output]:
+    """The target's greedy reply to every prompt."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(target.folder)
+    rows = chat_prompts(tokenizer, prompts)
+    continued = continue_prompts(target, rows, tokenizer.eos_token_id, max_new_tokens)
+    return [
+        Output(prompt["domain"], tokens, len(row), hidden)
+        for prompt, row, (tokens, hidden) in zip(prompts, rows, continued, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def continue_prompts(
+    target: Target,
+    prompts: list[list[int]],
+    end: int,
+    max_new_tokens: int,
+    temperatures: torch.Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Tokens int64 [n] and hiddens [n, hidden_size] of every prompt and its continuation up to
+    `end` or `max_new_tokens`, all in one batch of single-token steps.
+
+    Temperature 0, or none given, is greedy. The last token was never fed: its hidden is zero.
+    """
+    rows, lengths = [list(row) for row in prompts], [len(row) for row in prompts]
+    steps = max(lengths) + max_new_tokens - 1
+    decoder = Decoder(target, len(rows), steps)
+    hidden: list[list[torch.Tensor]] = [[] for _ in rows]
+    done = [False] * len(rows)
+    for position in trange(steps, unit="token"):
+        tokens = torch.tensor([row[min(position, len(row) - 1)] for row in rows])
+        states = decoder.step(tokens, torch.full((len(rows),), position))
+        following = sample(decoder.logits(states), temperatures, generator).tolist()
+        for index, row in enumerate(rows):
+            if position < len(row):
+                hidden[index].append(states[index])
+            if position == len(row) - 1 and not done[index]:
+                row.append(following[index])
+                ended = row[-1] == end
+                done[index] = ended or len(row) == lengths[index] + max_new_tokens
+        if all(done):
+            break
+    return [
+        (torch.tensor(row), with_last_hidden(states, len(row)))
+        for row, states in zip(rows, hidden, strict=True)
+    ]
+
+
+def sample(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """One token id for each row of [rows, vocabulary]; temperature 0 is greedy."""
+    greedy = logits.argmax(-1)
+    if temperatures is None or not temperatures.any():
+        return greedy
+    scaled = logits / temperatures.clamp_min(1e-6)[:, None]
+    noise = torch.empty_like(logits).exponential_(generator=generator)
+    return torch.where(temperatures > 0, (scaled.softmax(-1) / noise).argmax(-1), greedy)
+
+
+def save_outputs(path: Path, outputs: list[Output]) -> None:
+    """Writes outputs as one safetensors file."""
+    tensors = {
+        "tokens": torch.cat([output.tokens for output in outputs]).int(),
+        "hidden": torch.cat([output.hidden for output in outputs]),
+        "lengths": torch.tensor([len(output.tokens) for output in outputs]),
+        "prompt_lengths": torch.tensor([output.prompt_length for output in outputs]),
+    }
+    domains = json.dumps([output.domain for output in outputs])
+    save_file(tensors, path, metadata={"domains": domains})
+
+
+def load_outputs(path: Path) -> list[Output]:
+    """Reads what `save_outputs` wrote."""
+    with safe_open(path, "pt") as file:
+        domains = json.loads(file.metadata()["domains"])
+        lengths = file.get_tensor("lengths").tolist()
+        tokens = file.get_tensor("tokens").long().split(lengths)
+        hidden = file.get_tensor("hidden").split(lengths)
+        prompts = file.get_tensor("prompt_lengths").tolist()
+    return [Output(*row) for row in zip(domains, tokens, prompts, hidden, strict=True)]

@@ -1,0 +1,86 @@
+"""Where a trained layer comes from: data, settings, losses, versions, commit."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from sglang_ascend.training.generation.conversation import FORCED
+from sglang_ascend.training.trainer import CHECKPOINT
+
+PACKAGES = ("torch", "transformers", "safetensors", "numpy")
+
+
+def record(data: Path, run: Path) -> dict[str, Any]:
+    """What the shards in `data` and the training in `run` say of themselves.
+
+    Raises:
+        FileNotFoundError: nothing was trained in `run`.
+    """
+    if not (run / CHECKPOINT).exists():
+        raise FileNotFoundError(f"{run} holds no {CHECKPOINT}: run `train` first.")
+    with safe_open(run / CHECKPOINT, "pt") as file:
+        progress = json.loads(file.metadata()["progress"])
+    return {
+        "commit": git_commit(),
+        "hardware": f"{platform.machine()}, float32, no GPU",
+        "versions": {"python": platform.python_version()}
+        | {package: version(package) for package in PACKAGES},
+        "data": generated(data),
+        "settings": {"training": progress["config"], "loss": progress["loss"]},
+        "training": last_losses(run / "log.jsonl"),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the checkout around the working directory, or None outside one."""
+    command = ["git", "rev-parse", "--verify", "-q", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return found.stdout.strip() or None
+
+
+def generated(data: Path) -> dict[str, Any]:
+    """Tokens that the target wrote in each shard of `data`, conversations, how many greedy."""
+    counts, conversations, greedy = {}, 0, 0
+    for path in sorted(data.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            counts[path.name] = int((file.get_tensor("roles") != FORCED).sum())
+            temperatures = json.loads(file.metadata()["temperatures"])
+        conversations += len(temperatures)
+        greedy += sum(temperature == 0 for temperature in temperatures)
+    return {
+        "sampled_tokens": sum(counts.values()),
+        "shards": counts,
+        "conversations": conversations,
+        "greedy": greedy,
+    }
+
+
+def last_losses(log: Path, entries: int = 20) -> dict[str, Any]:
+    """Steps, rows and the mean cross-entropy of each recursion step over the last log entries."""
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    last = lines[-entries:]
+    steps = zip(*(line["losses"] for line in last), strict=True)
+    return {
+        "steps": lines[-1]["step"],
+        "trained_tokens": sum(line["rows"] for line in lines),
+        "soft_cross_entropy": [round(sum(step) / len(last), 4) for step in steps],
+    }
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_record(path: Path, content: dict[str, Any]) -> None:
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")

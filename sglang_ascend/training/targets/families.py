@@ -1,0 +1,188 @@
+"""The families whose MTP layer can be trained, and a checkpoint of one as training reads it.
+
+`checkpoint.families` says where the tensors lie; this adds what the layer computes with them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+
+from sglang_ascend.checkpoint import CheckpointError
+from sglang_ascend.checkpoint.config import ModelConfig, read_config
+from sglang_ascend.checkpoint.families import Family, find_family, mtp_prefix
+from sglang_ascend.checkpoint.reader import TensorEntry
+from sglang_ascend.checkpoint.shards import read_tensors
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Trainable:
+    """What an MTP layer computes beside its decoder layer.
+
+    Source: models/{mimo_mtp,deepseek_nextn,glm4_moe_nextn}.py of SGLang 0.5.23.
+
+    Attributes:
+        model_class: the class of transformers whose decoder layer the family uses.
+        hidden_first: the order of the projection's two inputs, hidden state and embedding.
+        drops_first_token: whether the embedding at position 0 is replaced by zeros.
+    """
+
+    model_class: str
+    hidden_first: bool
+    drops_first_token: bool
+
+
+TRAINABLE = {
+    "MiMoForCausalLM": Trainable("Qwen2ForCausalLM", hidden_first=True, drops_first_token=True),
+    "DeepseekV3ForCausalLM": Trainable("DeepseekV3ForCausalLM", False, False),
+    "Glm4MoeForCausalLM": Trainable("Glm4MoeForCausalLM", False, False),
+}
+ATTENTION = "grouped"  # the name under which transformers finds `grouped_attention`
+# A model without an MTP layer, and the architecture that it is served as once it has one.
+BECOMES = {"Qwen2ForCausalLM": "MiMoForCausalLM"}
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention in which the query heads that share a KV head are further rows of that head.
+
+    transformers' own repeats the keys of each KV head instead, which costs a decode step of many
+    rows several times its matrix products.
+
+    Args:
+        query: [batch, heads, rows, dim]; key, value: [batch, kv_heads, keys, dim].
+        attention_mask: bool [batch or 1, 1, rows, keys]; the caller's, never transformers' own.
+
+    Returns:
+        [batch, rows, heads, value_dim], and no weights.
+    """
+    batch, heads, rows, dim = query.shape
+    groups = heads // key.shape[1]
+    mask = attention_mask.repeat(1, 1, groups, 1)
+    folded = query.reshape(batch, key.shape[1], groups * rows, dim)
+    out = F.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
+    return out.reshape(batch, heads, rows, -1).transpose(1, 2), None
+
+
+@dataclass(frozen=True)
+class Target:
+    """An opened checkpoint: its headers are read, its values when they are asked for."""
+
+    folder: Path
+    config: ModelConfig
+    family: Family
+    tensors: dict[str, TensorEntry]
+
+    @classmethod
+    def open(cls, folder: Path, may_be_quantized: bool = False) -> Target:
+        """Reads config.json and the safetensors headers in `folder`.
+
+        A quantized one says what the model is; its values are not for `read`.
+
+        Raises:
+            CheckpointError: unreadable, quantized unless it may be, or of a family that is not in
+                `TRAINABLE`.
+        """
+        config = read_config(folder)
+        config = replace(config, architecture=BECOMES.get(config.architecture, config.architecture))
+        family = find_family(config)
+        if family is None or family.architecture not in TRAINABLE:
+            raise CheckpointError(
+                f"{config.path} names {config.architecture}, whose MTP layer cannot be trained "
+                f"here; pass a checkpoint of {', '.join([*BECOMES, *TRAINABLE])}"
+            )
+        if config.quantized and not may_be_quantized:
+            raise CheckpointError(
+                f"{folder} is quantized; pass the checkpoint that it was made from, in bf16"
+            )
+        return cls(folder, config, family, read_tensors(folder))
+
+    @property
+    def trainable(self) -> Trainable:
+        return TRAINABLE[self.family.architecture]
+
+    @property
+    def mtp_prefix(self) -> str:
+        """What the names of the MTP layer's tensors begin with, dot included."""
+        return mtp_prefix(self.family, self.config) + "."
+
+    @property
+    def served_config(self) -> dict[str, Any]:
+        """config.json of the checkpoint with one MTP layer."""
+        names = {"architectures": [self.family.architecture], "num_nextn_predict_layers": 1}
+        return {**self.config.fields, **names}
+
+    @cached_property
+    def model_class(self) -> Any:
+        import transformers
+
+        transformers.AttentionInterface.register(ATTENTION, grouped_attention)
+        return getattr(transformers, self.trainable.model_class)
+
+    @cached_property
+    def model_config(self) -> Any:
+        """transformers' config, for attention and experts by plain PyTorch."""
+        fields = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
+        config = self.model_class.config_class.from_dict(fields)
+        config._attn_implementation, config._experts_implementation = ATTENTION, "eager"
+        return config
+
+    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The named tensors in fp32."""
+        by_file = defaultdict(list)
+        for name in names:
+            if name not in self.tensors:
+                raise CheckpointError(f"{self.folder} lacks {name}; copy the whole checkpoint")
+            by_file[self.tensors[name].file].append(name)
+        found = {}
+        for path, held in by_file.items():
+            with safe_open(path, "pt") as file:
+                found |= {name: file.get_tensor(name).float() for name in held}
+        return found
+
+    def mtp_tensors(self) -> dict[str, Tensor]:
+        """The checkpoint's own MTP layer by full name; empty if it has none."""
+        return self.read(name for name in self.tensors if name.startswith(self.mtp_prefix))
+
+    def embedding_and_head(self) -> tuple[Tensor, Tensor]:
+        """Both [vocabulary, hidden_size]; one tensor where they are tied."""
+        tied = self.config.flag("tie_word_embeddings")
+        names = ["model.embed_tokens.weight", *([] if tied else ["lm_head.weight"])]
+        tensors = list(self.read(names).values())
+        return tensors[0], tensors[-1]
+
+    def final_norm(self) -> Tensor:
+        """[hidden_size], the weight of the norm before the head."""
+        return self.read(["model.norm.weight"])["model.norm.weight"]
+
+    def load_model(self) -> Any:
+        """The model in fp32 without MTP layers, for inference with an attention mask."""
+        from transformers import logging
+
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()  # it would list the MTP layer's tensors as unexpected
+        try:
+            model = self.model_class.from_pretrained(
+                self.folder, config=self.model_config, dtype=torch.float32
+            )
+        finally:
+            logging.set_verbosity(verbosity)
+        return model.eval().requires_grad_(False)

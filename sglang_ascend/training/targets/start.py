@@ -1,0 +1,99 @@
+"""Where training of a layer starts: at the target's own, or at the best linear map."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from sglang_ascend.training.data import Sequence, load_shards
+from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.targets.layer import MTPLayer, writes_residual
+from sglang_ascend.training.trainer import CHECKPOINT, read_average
+
+logger = logging.getLogger(__name__)
+START_SHARDS = 8
+
+Tensor = torch.Tensor
+
+
+def new_layer(target: Target, seed: int, norm_scale: float = 0.3) -> MTPLayer:
+    """An untrained layer, random but for its last norm."""
+    layer = MTPLayer(target)
+    layer.initialize(target.final_norm(), norm_scale, torch.Generator().manual_seed(seed))
+    return layer
+
+
+def own_layer(target: Target) -> MTPLayer:
+    """The layer that the checkpoint holds."""
+    layer = MTPLayer(target)
+    layer.from_checkpoint(target.mtp_tensors())
+    return layer
+
+
+def started_layer(target: Target, data: Path, out: Path, seed: int, from_scratch: bool) -> MTPLayer:
+    """The checkpoint's own layer or, where it has none or `from_scratch`, a new one after
+    `ridge_start` on the first shards of `data`. Where `out` holds a trainer's checkpoint, whose
+    weights will be taken, neither is read."""
+    if (out / CHECKPOINT).exists():
+        return MTPLayer(target)
+    if target.mtp_tensors() and not from_scratch:
+        return own_layer(target)
+    layer = new_layer(target, seed)
+    embedding, _ = target.embedding_and_head()
+    sequences = load_shards(sorted(data.glob("*.safetensors"))[:START_SHARDS])
+    share = ridge_start(layer, sequences, embedding, target.final_norm())
+    logger.info("the linear start explains %.1f %% of the next hidden", 100 * share)
+    return layer
+
+
+def trained_layer(target: Target, run: Path) -> MTPLayer:
+    """The averaged weights of a trainer's folder, through bf16: that is what is served."""
+    layer = MTPLayer(target)
+    layer.load_state_dict(read_average(run))
+    layer.from_checkpoint(layer.to_checkpoint())
+    return layer
+
+
+@torch.no_grad()
+def ridge_start(
+    layer: MTPLayer,
+    sequences: list[Sequence],
+    embedding: Tensor,
+    target_norm: Tensor,
+    penalty: float = 1e-2,
+    scale: float = 0.7,
+) -> float:
+    """Sets the projection to argmin_W sum |W x_i - y_i|^2 + n * penalty * |W|^2 and the last norm.
+
+    x_i = `pair` of h_i and e_{i+1} is the projection's input at slot i, y_i = h_{i+1} / w is the
+    target's next hidden before its final norm's weight w. With the residual branches near zero
+    the layer's output is then `scale` * w * norm(W x_i): a linear guess of h_{i+1}.
+
+    Returns:
+        the share of the variance of y that the linear map explains on the given data.
+    """
+    size = embedding.shape[1]
+    gram = torch.zeros(2 * size, 2 * size, dtype=torch.float64)
+    cross = torch.zeros(2 * size, size, dtype=torch.float64)
+    total, count = 0.0, 0
+    for start in range(0, len(sequences), 32):
+        group = sequences[start : start + 32]
+        # A sequence's last hidden is unknown (zero): its last two slots have no target.
+        hidden = torch.cat([part.hidden[:-2].float() for part in group])
+        following = torch.cat([part.hidden[1:-1].float() for part in group])
+        tokens = torch.cat([part.tokens[1:-1] for part in group])
+        inputs, wanted = layer.pair(hidden, embedding[tokens]), following / target_norm
+        gram += (inputs.T @ inputs).double()
+        cross += (inputs.T @ wanted).double()
+        total += wanted.double().square().sum().item()
+        count += len(tokens)
+    gram += count * penalty * torch.eye(2 * size, dtype=torch.float64)
+    solution = torch.linalg.solve(gram, cross)  # [2 size, size]
+    layer.projection.weight.copy_(solution.T.float())
+    layer.final_norm.weight.copy_(target_norm * scale)
+    for name, parameter in layer.named_parameters():
+        if writes_residual(name) and parameter.dim() >= 2:
+            parameter.mul_(0.1)
+    return (solution * cross).sum().item() / total

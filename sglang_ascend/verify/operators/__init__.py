@@ -1,0 +1,1 @@
+"""The operators of a device: right, never waiting, and how fast."""

@@ -1,0 +1,140 @@
+"""Each operator's body on the device against its reference on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from sglang_ascend.ops.dispatch import OPS, REFERENCE, Op
+from sglang_ascend.ops.npu import CheckedCalls
+from sglang_ascend.verify.checks import Check, Progress, sentence_of
+from sglang_ascend.verify.operators.calls import CALLS, arguments_of, load_operators
+
+# Relative and absolute, by the type of the result; integers are equal or wrong.
+# Two roundings to bf16 may differ by one place, 2^-7; float32 sums of 1024 products err by 1e-6.
+TOLERANCES = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """An operator's body with arguments; ``prepare`` makes fresh ones on the device."""
+
+    op: Op
+    dtype: torch.dtype
+    device: str
+
+    @property
+    def name(self) -> str:
+        shown = str(self.dtype).removeprefix("torch.")
+        return f"{self.op.name} ({shown})"
+
+    @property
+    def body(self) -> Callable[..., Any]:
+        return self.op.choose(self.device).function
+
+    def prepare(self, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        call = CALLS[self.op.name]
+        args, kwargs = arguments_of(call, self.dtype)
+        return to(device, args), to(device, kwargs)
+
+    def declined(self) -> str:
+        """Why the reference serves this call here; empty where a body does."""
+        chosen = self.op.choose(self.device)
+        if chosen.name == REFERENCE:
+            return f"no body for {self.device} here: the reference serves"
+        args, kwargs = self.prepare(self.device)
+        return (
+            "" if chosen.accepts(*args, **kwargs) else f"{chosen.name} leaves it to the reference"
+        )
+
+
+def bound_calls(device: str) -> Iterator[BoundCall]:
+    load_operators()
+    for name, call in sorted(CALLS.items()):
+        for dtype in call.dtypes:
+            yield BoundCall(OPS[name], dtype, device)
+
+
+def to(device: str, value: Any) -> Any:
+    """Always copies: an operator may write into its arguments. Tensors of dataclasses too."""
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return leaf.to(device, copy=True)
+        if is_dataclass(leaf) and not isinstance(leaf, type):
+            return replace(leaf, **to(device, vars(leaf)))
+        return leaf
+
+    return tree_map(moved, value)
+
+
+def checked_calls(device: str) -> AbstractContextManager[Any]:
+    """Stops calls of torch_npu that its documentation excludes, before they are made."""
+    return CheckedCalls() if device == "npu" else nullcontext()
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Every tensor of a result, and of the fields of its dataclasses."""
+    tensors = []
+    for leaf in tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            tensors.append(leaf)
+        elif is_dataclass(leaf):
+            tensors += tensors_of(list(vars(leaf).values()))
+    return tensors
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor, roundings: int) -> tuple[float, float]:
+    """(largest difference, the same as a share of what is allowed); infinite for other shapes."""
+    found = found.cpu()
+    if (found.shape, found.dtype) != (expected.shape, expected.dtype):
+        return float("inf"), float("inf")
+    if not found.numel():
+        return 0.0, 0.0
+    if found.dtype not in TOLERANCES:
+        difference = (found != expected).any().item()
+        return float(difference), float("inf") if difference else 0.0
+    difference = (found.double() - expected.double()).abs()
+    # Equal infinities are no difference; a NaN on one side is the largest there is.
+    difference = difference.masked_fill(found == expected, 0.0).nan_to_num(nan=float("inf"))
+    allowed = roundings * TOLERANCES[found.dtype] * (1 + expected.double().abs())
+    return difference.max().item(), (difference / allowed).max().item()
+
+
+def check_call(call: BoundCall) -> Check:
+    """Never raises: what a body raises is what was found."""
+    reason = call.declined()
+    if reason:
+        return Check(call.name, None, note=reason)
+    try:
+        args, kwargs = call.prepare(call.device)
+        with checked_calls(call.device):
+            found = call.body(*args, **kwargs)
+    except Exception as error:
+        return Check(call.name, False, note=sentence_of(error))
+    reference_args, reference_kwargs = call.prepare("cpu")
+    expected = call.op.implementation(REFERENCE)(*reference_args, **reference_kwargs)
+    # Of most operators the arguments too: what was written in place counts as well.
+    case = CALLS[call.op.name]
+    mine = tensors_of(case.compared(found, args))
+    theirs = tensors_of(case.compared(expected, reference_args))
+    pairs = zip(mine, theirs, strict=True)
+    errors = [distance(one, right, case.roundings) for one, right in pairs]
+    largest, share = (max(column) for column in zip(*errors, strict=True))
+    body = call.op.choose(call.device).name
+    measured = {"body": body, "largest error": largest, "share of tolerance": share}
+    return Check(call.name, share <= 1, measured)
+
+
+def check_operators(device: str, progress: Progress) -> list[Check]:
+    calls = list(bound_calls(device))
+    checks = []
+    for call in calls:
+        progress(call.name, len(calls))
+        checks.append(check_call(call))
+    return checks

@@ -1,0 +1,221 @@
+"""A call of each operator that has a body for the NPU, in sizes of serving, on the CPU."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sglang_ascend import ops
+from sglang_ascend.ops import quantized
+
+BF16, FP32 = torch.bfloat16, torch.float32
+ROWS, HIDDEN = 32, 1024
+PAGE_SIZE, NUM_PAGES = 128, 24
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """``build`` draws from torch's generator; the same seed makes the same call."""
+
+    build: Callable[[torch.dtype], Arguments]
+    dtypes: tuple[torch.dtype, ...] = (BF16, FP32)
+    # Roundings to the output's type that body and reference may be apart.
+    roundings: int = 1
+    # Called when weights are loaded, when a wait costs nobody anything.
+    at_load: bool = False
+    # (result, arguments) -> the tensors in which body and reference must agree.
+    compared: Callable[[Any, tuple[Any, ...]], Any] = lambda result, args: (result, args)
+
+
+def arguments_of(call: OperatorCall, dtype: torch.dtype, seed: int = 0) -> Arguments:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return call.build(dtype)
+
+
+def load_operators() -> None:
+    """Fills ``ops.dispatch.OPS``."""
+    for module in pkgutil.iter_modules(ops.__path__):
+        if module.ispkg:
+            importlib.import_module(f"{ops.__name__}.{module.name}")
+
+
+def gating(dtype: torch.dtype) -> Arguments:
+    groups = {"num_groups": 8, "num_kept_groups": 4}
+    scores, bias = torch.randn(ROWS, 256).to(dtype), torch.randn(256).to(dtype)
+    return (scores, bias), {"num_experts_per_token": 8, "scale": 2.5, **groups}
+
+
+def permute(dtype: torch.dtype) -> Arguments:
+    experts = torch.stack([torch.randperm(64)[:8] for _ in range(ROWS)]).int()
+    return (torch.randn(ROWS, HIDDEN).to(dtype), experts), {"num_experts": 64}
+
+
+def grouped_matmul(dtype: torch.dtype) -> Arguments:
+    weights = HIDDEN**-0.5 * torch.randn(4, HIDDEN, 256)
+    return (torch.randn(ROWS, HIDDEN).to(dtype), weights.to(dtype), torch.tensor([9, 0, 20, 3])), {}
+
+
+def unpermute(dtype: torch.dtype) -> Arguments:
+    shares = torch.rand(ROWS, 8).softmax(-1)
+    copies = torch.randn(8 * ROWS, HIDDEN)
+    return (copies.to(dtype), shares.to(dtype), torch.randperm(8 * ROWS).int()), {}
+
+
+def codes_of(*shape: int, bits: int = 8) -> torch.Tensor:
+    return torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), shape).to(torch.int8)
+
+
+def rows(dtype: torch.dtype) -> Arguments:
+    return (torch.randn(ROWS, HIDDEN).to(dtype),), {}
+
+
+def static_rows(dtype: torch.dtype) -> Arguments:
+    return (*rows(dtype)[0], torch.tensor([0.02]), torch.tensor([-3.0])), {}
+
+
+def integer_linear(dtype: torch.dtype) -> Arguments:
+    weight = quantized.prepare_integer(codes_of(256, HIDDEN), torch.rand(256, 1) / HIDDEN)
+    return (*rows(dtype)[0], weight), {}
+
+
+def grouped_integer_linear(dtype: torch.dtype) -> Arguments:
+    weight = quantized.prepare_integer(codes_of(4, 256, HIDDEN), torch.rand(4, 256, 1) / HIDDEN)
+    return (*rows(dtype)[0], weight, torch.tensor([9, 0, 20, 3])), {}
+
+
+def int4_weight(dtype: torch.dtype) -> Arguments:
+    groups = (256, HIDDEN // 32)
+    zero = codes_of(*groups, bits=4)
+    # Scales and zeros that bfloat16 holds, as the device's operator takes them.
+    scale = (torch.rand(groups) / HIDDEN).bfloat16().float()
+    return (codes_of(256, HIDDEN, bits=4), scale, zero), {"bits": 4, "group_size": 32}
+
+
+def weight_only_linear(dtype: torch.dtype) -> Arguments:
+    (_, scale, zero), _ = int4_weight(dtype)
+    weight = quantized.prepare_weight_only(codes_of(256, HIDDEN), scale, zero, group_size=32)
+    return (*rows(dtype)[0], weight), {}
+
+
+def what_was_quantized(weight: Any, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """The packed codes are the body's own; what it multiplies them to is compared elsewhere."""
+    return weight.scale, weight.zero, weight.starts
+
+
+KV_LENS = torch.tensor([4, 129, 300, 511])
+QUERY_LEN = 4
+
+
+def pages() -> torch.Tensor:
+    """int64 [requests, 4], no page twice."""
+    return torch.randperm(NUM_PAGES)[: 4 * len(KV_LENS)].view(len(KV_LENS), 4)
+
+
+def paged_mla(dtype: torch.dtype) -> Arguments:
+    """In two parts each, as SGLang's model makes the query and its pool on NPU keeps the keys."""
+    query, query_rope, cache, rope_cache = (
+        torch.randn(num_rows, num_heads, width).to(dtype)
+        for num_rows, num_heads in ((len(KV_LENS) * QUERY_LEN, 16), (NUM_PAGES * PAGE_SIZE, 1))
+        for width in (512, 64)
+    )
+    sizes = {"query_len": QUERY_LEN, "page_size": PAGE_SIZE, "kv_lora_rank": 512}
+    parts = {"query_rope": query_rope, "rope_cache": rope_cache}
+    return (query, cache, pages(), KV_LENS.clone()), {**sizes, **parts, "scale": 576**-0.5}
+
+
+def paged_gqa(dtype: torch.dtype) -> Arguments:
+    query = torch.randn(len(KV_LENS) * QUERY_LEN, 16, 128).to(dtype)
+    keys, values = torch.randn(2, NUM_PAGES * PAGE_SIZE, 4, 128).to(dtype).unbind()
+    sizes = {"query_len": QUERY_LEN, "page_size": PAGE_SIZE, "scale": 128**-0.5}
+    return (query, keys, values, pages(), KV_LENS.clone()), sizes
+
+
+def prefill_gqa(dtype: torch.dtype) -> Arguments:
+    """A chunk behind a prefix, and a whole prompt."""
+    query_lens, kv_lens = (40, 300), (290, 300)
+    keys, values = torch.randn(2, NUM_PAGES * PAGE_SIZE, 4, 128).to(dtype).unbind()
+    table = torch.randperm(NUM_PAGES)[:6].view(2, 3)
+    sizes = {"query_lens": query_lens, "page_size": PAGE_SIZE, "scale": 128**-0.5}
+    return (torch.randn(340, 16, 128).to(dtype), keys, values, table, kv_lens), sizes
+
+
+def prefill_mla(dtype: torch.dtype) -> Arguments:
+    """The lengths of ``prefill_gqa``, over one stream of 80 + 32 columns."""
+    (query, keys, _, table, kv_lens), sizes = prefill_gqa(dtype)
+    operands = query[..., :112].contiguous(), keys[:, :1, :112].contiguous()
+    return (*operands, table, kv_lens), {**sizes, "kv_lora_rank": 80}
+
+
+NUM_STEPS = 3
+
+
+def prepare_step(dtype: torch.dtype) -> Arguments:
+    table = torch.randperm(64 * 512).view(64, 512).int()
+    seq_lens = torch.randint(500, (ROWS,))
+    return (seq_lens, torch.randperm(64)[:ROWS], table, torch.arange(2 * NUM_STEPS), 512), {}
+
+
+def verify_chain(dtype: torch.dtype) -> Arguments:
+    return (torch.randint(2, (ROWS, NUM_STEPS + 1)), torch.randint(2, (ROWS, NUM_STEPS))), {}
+
+
+def place_draft_decode(dtype: torch.dtype) -> Arguments:
+    accepted = torch.randint(1, NUM_STEPS + 2, (ROWS,)).int()
+    step_slots = torch.randperm(ROWS * 2 * NUM_STEPS).view(ROWS, -1)
+    offsets = torch.arange(NUM_STEPS)[:, None]
+    return (torch.randint(500, (ROWS,)) + accepted, accepted, step_slots, offsets), {}
+
+
+def top_k_top_p(dtype: torch.dtype) -> Arguments:
+    logits = 3 * torch.randn(ROWS, 32768)
+    top_ks = torch.tensor([1, 20, 50, 1 << 30]).repeat(ROWS // 4).int()
+    top_ps = torch.tensor([0.5, 0.9, 0.95, 1.0]).repeat_interleave(ROWS // 4)
+    return (logits.to(dtype), top_ks, top_ps), {}
+
+
+def filter_probs(dtype: torch.dtype) -> Arguments:
+    (logits, top_ks, top_ps), _ = top_k_top_p(dtype)
+    temperatures = torch.tensor([0.7, 1.0]).repeat(ROWS // 2)[:, None]
+    min_ps = torch.tensor([0.0, 0.05]).repeat_interleave(ROWS // 2)
+    return (logits, temperatures, top_ks, top_ps, min_ps), {}
+
+
+def kept_tokens(kept: Any, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+    """Which tokens, their mass and the largest: a threshold need not be a logit of its row."""
+    logits = args[0].float()
+    return (logits >= kept.threshold[:, None]) & (logits > -torch.inf), kept.mass, kept.max
+
+
+INTEGERS = (torch.int64,)
+CALLS = {
+    # Two of the attention's roundings are inside of it: of the weights, and of the result.
+    "attention.paged_gqa": OperatorCall(paged_gqa, roundings=2),
+    "attention.paged_gqa_ragged": OperatorCall(prefill_gqa, roundings=2),
+    "attention.paged_mla": OperatorCall(paged_mla, roundings=2),
+    "attention.paged_mla_ragged": OperatorCall(prefill_mla, roundings=2),
+    "chain.place_draft_decode": OperatorCall(place_draft_decode, INTEGERS),
+    "chain.prepare_step": OperatorCall(prepare_step, INTEGERS),
+    "chain.verify_chain": OperatorCall(verify_chain, INTEGERS),
+    "experts.gating": OperatorCall(gating, (FP32,)),
+    "experts.unpermute": OperatorCall(unpermute),
+    "experts.grouped_matmul": OperatorCall(grouped_matmul),
+    "experts.permute": OperatorCall(permute),
+    "quantized.grouped_integer_linear": OperatorCall(grouped_integer_linear, (BF16,)),
+    "quantized.integer_linear": OperatorCall(integer_linear, (BF16,)),
+    "quantized.prepare_weight_only": OperatorCall(
+        int4_weight, (BF16,), at_load=True, compared=what_was_quantized
+    ),
+    "quantized.quantize_per_token": OperatorCall(rows, (BF16,)),
+    "quantized.quantize_static": OperatorCall(static_rows, (BF16,)),
+    "quantized.weight_only_linear": OperatorCall(weight_only_linear, (BF16,)),
+    "sampling.filter_probs": OperatorCall(filter_probs, (FP32,)),
+    "sampling.top_k_top_p": OperatorCall(top_k_top_p, compared=kept_tokens),
+}

@@ -1,0 +1,159 @@
+"""A control request whose handler raises is answered with a 400; SGLang's scheduler ends instead.
+
+The scheduler and the HTTP process are stand-ins; dispatch, messages and waiting are SGLang's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from fastapi import HTTPException
+
+pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
+
+
+class Broken(Exception):
+    """Raised by a handler."""
+
+
+def fail(request: Any) -> Any:
+    raise Broken("no recorder")
+
+
+def scheduler(handlers: list[tuple[type, Any]], *, hooked: bool = True) -> Any:
+    """What dispatches, with these handlers in place of its own."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.utils import TypeBasedDispatcher
+
+    from sglang_ascend.plugin.requests.control_failures import answer_failures
+
+    made = Scheduler.__new__(Scheduler)
+    made._request_dispatcher = TypeBasedDispatcher(handlers)
+    if hooked:
+        answer_failures(None, made)
+    return made
+
+
+def ask(request: Any, dispatcher: Any, *, hooked: bool = True) -> list[Any]:
+    """Over the wire to the scheduler and back, as an HTTP handler waits for it."""
+    from sglang.srt.managers.communicator import FanOutCommunicator
+    from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
+
+    call = FanOutCommunicator.__call__
+    call = call if hooked else call.__wrapped__
+
+    async def wait() -> list[Any]:
+        communicator = FanOutCommunicator(sent.append, fan_out=1)
+        waiting = asyncio.ensure_future(call(communicator, request))
+        await asyncio.sleep(0)
+        answer = dispatcher(msgpack_decode(msgpack_encode(sent.pop())))
+        communicator.handle_recv(msgpack_decode(msgpack_encode(answer)))
+        return await waiting
+
+    sent: list[Any] = []
+    return asyncio.run(wait())
+
+
+def record() -> Any:
+    from sglang.srt.managers.io_struct import ExpertDistributionReq, ExpertDistributionReqType
+
+    return ExpertDistributionReq(action=ExpertDistributionReqType.START_RECORD)
+
+
+def test_a_handler_that_raises_is_answered_with_a_400_that_names_what_failed():
+    dispatcher = scheduler([(type(record()), fail)])._request_dispatcher
+    with pytest.raises(HTTPException) as refused:
+        ask(record(), dispatcher)
+    assert refused.value.status_code == 400
+    assert "ExpertDistributionReq failed with Broken('no recorder')" in refused.value.detail
+
+
+def test_without_the_first_hook_the_scheduler_raises_and_without_the_second_it_is_a_success():
+    handlers = [(type(record()), fail)]
+    with pytest.raises(Broken):
+        ask(record(), scheduler(handlers, hooked=False)._request_dispatcher)
+    assert len(ask(record(), scheduler(handlers)._request_dispatcher, hooked=False)) == 1
+
+
+def test_an_answer_passes_as_it_is():
+    from sglang.srt.managers.io_struct import ExpertDistributionReqOutput
+
+    dispatcher = scheduler([(type(record()), lambda request: ExpertDistributionReqOutput())])
+    assert ask(record(), dispatcher._request_dispatcher) == [ExpertDistributionReqOutput()]
+
+
+def test_a_refused_profile_is_a_400_with_sglang_s_own_sentence():
+    from sglang.srt.managers.io_struct import ProfileReq, ProfileReqOutput, ProfileReqType
+
+    refusal = ProfileReqOutput(success=False, message="Profiling is not in progress.")
+    dispatcher = scheduler([(ProfileReq, lambda request: refusal)])._request_dispatcher
+    with pytest.raises(HTTPException, match="Profiling is not in progress"):
+        ask(ProfileReq(req_type=ProfileReqType.STOP_PROFILE), dispatcher)
+
+
+def test_a_profile_that_could_be_written_is_asked_for(tmp_path):
+    from sglang.srt.managers.io_struct import ProfileReq, ProfileReqOutput
+
+    answer = ProfileReqOutput(success=True, message="Succeeded")
+    dispatcher = scheduler([(ProfileReq, lambda request: answer)])._request_dispatcher
+    assert ask(ProfileReq(output_dir=str(tmp_path / "new")), dispatcher) == [answer]
+    assert (tmp_path / "new").is_dir()
+
+
+def test_one_that_could_not_is_refused_before_any_rank_is_asked(tmp_path):
+    from sglang.srt.managers.communicator import FanOutCommunicator
+    from sglang.srt.managers.io_struct import ProfileReq
+
+    (tmp_path / "a file").touch()
+    sent: list[Any] = []
+    request = ProfileReq(output_dir=str(tmp_path / "a file" / "new"), num_steps=3)
+    with pytest.raises(HTTPException, match=r"output_dir .* \(Not a directory\): name") as refused:
+        asyncio.run(FanOutCommunicator(sent.append, fan_out=1)(request))
+    assert refused.value.status_code == 400
+    assert not sent
+
+
+def test_whoever_waits_for_tokens_is_not_left_waiting():
+    from sglang.srt.managers.io_struct import BatchTokenizedGenerateReqInput
+
+    dispatcher = scheduler([(BatchTokenizedGenerateReqInput, fail)])._request_dispatcher
+    batch = BatchTokenizedGenerateReqInput(batch=[object()])
+    with pytest.raises(Broken):
+        dispatcher(batch)
+
+
+def test_what_nobody_waits_for_is_not_answered():
+    from sglang.srt.managers.io_struct import CloseSessionReqInput
+
+    dispatcher = scheduler([(CloseSessionReqInput, fail)])._request_dispatcher
+    assert dispatcher(CloseSessionReqInput(session_id="s")) is None
+
+
+def test_every_message_that_a_path_waits_for_can_say_that_it_failed():
+    from sglang.srt.managers import io_struct
+    from sglang.srt.managers.tokenizer_control_mixin import _COMMUNICATOR_SPECS
+
+    from sglang_ascend.plugin.requests.control_failures import FAILED, failed_answer
+
+    answers = []
+    for cls in io_struct.BaseReq.__subclasses__():
+        if cls.__name__.endswith(("Req", "ReqInput")):
+            request = type(cls.__name__, (), {})()
+            answers.append(failed_answer(request, Broken("why")))
+    answers = [answer for answer in answers if answer is not None]
+    assert {spec[1] for spec in _COMMUNICATOR_SPECS} <= {type(answer) for answer in answers}
+    for answer in answers:
+        assert io_struct.msgpack_decode(io_struct.msgpack_encode(answer)) == answer
+        assert answer.rid.startswith(FAILED)
+        assert not getattr(answer, "success", False)
+
+
+def test_a_session_that_failed_to_open_is_told_which_it_is():
+    from sglang.srt.managers.io_struct import OpenSessionReqInput
+
+    from sglang_ascend.plugin.requests.control_failures import failed_answer
+
+    request = OpenSessionReqInput(capacity_of_str_len=8, session_id="this one")
+    assert failed_answer(request, Broken()).session_id == "this one"

@@ -1,0 +1,172 @@
+"""A quantized checkpoint is complete, of its recipe alone, and the same bytes after any kill."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
+from sglang_ascend.ptq.quantize import Quantization
+from sglang_ascend.quantization.checkpoint import Checkpoint
+from sglang_ascend.quantization.layouts.ours import sha256
+from sglang_ascend.quantization.recipe import parse_recipe, read_recipe
+
+TEXTS = 6
+GROUPS = """
+spec:
+  process:
+    - type: linear_quant
+      qconfig:
+        weight: {scope: per_group, dtype: int4, method: minmax, ext: {group_size: 32}}
+"""
+STATIC = """
+spec:
+  process:
+    - type: linear_quant
+      qconfig:
+        act: {scope: per_tensor, dtype: int8, symmetric: false}
+        weight: {scope: per_channel, dtype: int8}
+      include: ["*self_attn.o_proj"]
+"""
+FLOAT_PARTS = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "eh_proj", "input_proj", "bias")
+
+
+def hashes(folder):
+    return {path.name: sha256(path) for path in sorted(folder.iterdir())}
+
+
+def test_every_linear_is_rounded_and_all_else_is_the_source_bit_by_bit(nano, nano_w8a8):
+    source, found = load_file(nano / "model.safetensors"), Checkpoint.open(nano_w8a8)
+    for name, tensor in source.items():
+        module = name.removesuffix(".weight")
+        is_float = any(part in name for part in FLOAT_PARTS) or "kv_b_proj" in name
+        assert (module in found.schemes) != is_float, name
+        if is_float:
+            assert torch.equal(found.tensor(name), tensor)
+            continue
+        values = tensor.double().numpy()
+        scale = (np.abs(values).max(1, keepdims=True) / 127).astype(np.float32).astype(np.float64)
+        expected = np.round(values / scale) * scale
+        error = np.abs(found.weight(module).dequantize().numpy() - expected).max()
+        assert error < 1e-5, name
+        wrong = np.abs(found.weight(module).rows(0, 4).dequantize().numpy() - expected[4:8]).max()
+        assert wrong > 1e-3, name  # the control: other rows
+    assert any(module.startswith("model.layers.4.") for module in found.schemes)  # the MTP layer
+    summary = validate_checkpoint(nano_w8a8)
+    assert summary is not None and summary.quantized
+
+
+def test_fp8_is_written_as_deepseek_does(nano, tmp_path):
+    Quantization(nano, read_recipe("fp8"), tmp_path / "out").run()
+    found = Checkpoint.open(tmp_path / "out")
+    assert found.layout.name == "fp8"
+    weight = found.weight("model.layers.0.mlp.down_proj")
+    assert weight.block == (128, 128) and list(weight.scale.shape) == [2, 5]
+    source = load_file(nano / "model.safetensors")["model.layers.0.mlp.down_proj.weight"].float()
+    assert ((weight.dequantize() - source).abs() <= source.abs() / 16 + 1e-3).all()
+
+
+def test_groups_that_do_not_divide_are_int8_per_channel_and_said_to_be(nano, tmp_path):
+    summary = Quantization(nano, parse_recipe(GROUPS, "groups"), tmp_path / "out").run()
+    kinds = {"kv_b_proj", "o_proj"}  # 88 and 240 columns
+    assert {name.split(".")[-1] for name in summary.fallbacks} == kinds
+    assert len(summary.fallbacks) == 2 * 5
+    found = Checkpoint.open(tmp_path / "out")
+    for module in found.schemes:
+        weight = found.weight(module)
+        is_fallback = module in summary.fallbacks
+        assert int(weight.codes.abs().max()) == (127 if is_fallback else 7)
+        assert weight.scale.shape[1] == (1 if is_fallback else weight.shape[1] // 32)
+
+
+def test_a_static_scale_spans_what_calibration_saw(with_mtp, tmp_path):
+    """Every family, its random words as calibration text; the offset uses all 256 codes."""
+    Quantization(with_mtp, parse_recipe(STATIC, "static"), tmp_path / "out", num_texts=4).run()
+    found = Checkpoint.open(tmp_path / "out")
+    assert len(found.schemes) == 3  # two layers and the MTP layer
+    for module in found.schemes:
+        rule = found.weight(module).input_rule
+        assert rule.scale is not None and rule.offset is not None
+        low, high = (rule.scale * (code - rule.offset) for code in (-128, 127))
+        assert low < 0 < high
+        assert 0.1 < high - low < 100
+
+
+def test_a_killed_run_goes_on_and_gives_the_bytes_of_one_that_was_not(nano, tmp_path):
+    code = (
+        "import sys; from sglang_ascend.cli import app; "
+        "sys.argv = ['sglang-ascend', *sys.argv[1:]]; app()"
+    )
+    out, partial = tmp_path / "killed", tmp_path / "killed.partial"
+    options = [f"--calibration-texts={TEXTS}", "--recipe=w4a8", f"--out={out}"]
+    command = [sys.executable, "-c", code, "quantize", str(nano), *options]
+    process = subprocess.Popen(command, env=os.environ, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 300
+    while not (partial / "layer-00001.safetensors").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    kept = {path: path.stat().st_mtime_ns for path in partial.glob("layer-*")}
+    assert kept
+
+    finished = []
+    resumed = Quantization(nano, read_recipe("w4a8"), out, num_texts=TEXTS)
+    resumed.run(lambda name: finished.append(name))
+    assert len(finished) == resumed.num_parts + 1 - len(kept)
+    whole = tmp_path / "whole"
+    Quantization(nano, read_recipe("w4a8"), whole, num_texts=TEXTS).run()
+    assert hashes(out) == hashes(whole)
+    other = tmp_path / "other"  # the control: another seed's text gives other codes
+    Quantization(nano, read_recipe("w4a8"), other, seed=1, num_texts=TEXTS).run()
+    assert hashes(other) != hashes(whole)
+    assert not partial.exists()
+
+
+def test_the_same_command_again_does_nothing_and_another_recipe_is_refused(nano, nano_w8a8):
+    before = {path: path.stat().st_mtime_ns for path in nano_w8a8.iterdir()}
+    assert Quantization(nano, read_recipe("w8a8"), nano_w8a8).run().already_done
+    with pytest.raises(CheckpointError, match="is not what this recipe and seed make"):
+        Quantization(nano, read_recipe("w8a16"), nano_w8a8).run()
+    assert {path: path.stat().st_mtime_ns for path in nano_w8a8.iterdir()} == before
+
+
+def test_unfinished_layers_of_another_recipe_are_refused_and_kept(nano, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def kill(name):
+        raise Killed
+
+    out = tmp_path / "out"
+    with pytest.raises(Killed):
+        Quantization(nano, read_recipe("w8a8"), out).run(kill)
+    kept = hashes(tmp_path / "out.partial")
+    with pytest.raises(CheckpointError, match="unfinished layers of another recipe"):
+        Quantization(nano, read_recipe("w8a16"), out).run()
+    assert hashes(tmp_path / "out.partial") == kept and not out.exists()
+
+
+def test_folders_that_are_not_its_own_are_left_alone(nano, tmp_path):
+    (tmp_path / "mine.partial").mkdir()
+    (tmp_path / "mine.partial" / "letter.txt").write_text("dear")
+    with pytest.raises(CheckpointError, match="is not an unfinished quantization"):
+        Quantization(nano, read_recipe("w8a8"), tmp_path / "mine").run()
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CheckpointError, match="name a new folder or move it away"):
+        Quantization(nano, read_recipe("w8a8"), tmp_path / "out").run()
+
+
+def test_sources_that_cannot_be_quantized_are_refused(nano, nano_w8a8, tmp_path):
+    with pytest.raises(CheckpointError, match="is quantized; pass the checkpoint that it was made"):
+        Quantization(nano_w8a8, read_recipe("w8a8"), tmp_path / "out")
+    with pytest.raises(CheckpointError, match="matches no linear"):
+        nothing = GROUPS.replace("      qconfig:", "      include: ['*.q_prj']\n      qconfig:")
+        Quantization(nano, parse_recipe(nothing, "nothing"), tmp_path / "out")

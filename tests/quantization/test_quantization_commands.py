@@ -1,0 +1,78 @@
+"""Invariant: `inspect`, `verify` and `convert` say what a checkpoint is, and end with 0 when it is
+sound, with 2 and one sentence when it is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import packers
+import pytest
+from typer.testing import CliRunner
+
+from sglang_ascend.cli import app
+from sglang_ascend.quantization.checkpoint import Checkpoint
+
+GOLDEN = Path(__file__).parents[1] / "data" / "modelslim-golden-tiny-qwen3"
+SHARD = "quant_model_weights-00001-of-00001.safetensors"
+
+
+def run(*arguments: object, code: int = 0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_inspect_counts_every_byte_of_the_shards_once():
+    found = json.loads(run("inspect", GOLDEN, "--json").stdout)
+    assert found["layout"] == "modelslim"
+    num_bytes = sum(share["num_bytes"] for share in found["totals"].values())
+    content = (GOLDEN / SHARD).read_bytes()
+    assert num_bytes == len(content) - 8 - int.from_bytes(content[:8], "little")
+    # 64 kv rows and 128 q and o rows, of 128 inputs each, with scale and offset.
+    rows = 64 + 64 + 128 + 128
+    expected = {"num_modules": 4, "num_bytes": rows * (128 + 4 + 4)}
+    assert found["layers"]["model.layers.0"]["W8A8_DYNAMIC"] == expected
+    assert found["schemes"]["model.layers.1.mlp.up_proj"] == "W4A8_DYNAMIC"
+    assert "lm_head" not in found["schemes"]
+
+
+def test_inspect_shows_a_row_for_each_run_of_equal_layers(tmp_path):
+    raw = packers.f32(np.ones((2, 4)))
+    tensors = {f"model.layers.{n}.a.weight": raw for n in range(12) if n != 5}
+    packers.Packed({**tensors, "lm_head.weight": raw}, {}).write(tmp_path)
+    lines = run("inspect", tmp_path).stdout
+    assert [word for word in lines.split() if word.startswith("model.layers")] == [
+        "model.layers.0-4",
+        "model.layers.6-11",
+    ]
+
+
+def test_verify_says_what_it_read():
+    assert "is sound: 14 quantized modules, 19 float tensors" in run("verify", GOLDEN).stdout
+    assert json.loads(run("verify", GOLDEN, "--json").stdout) == {
+        "num_modules": 14,
+        "num_float_tensors": 19,
+        "num_bytes": 804376,
+        "num_hashes": 0,
+    }
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_refusal_is_one_line_and_exit_code_2(command, tmp_path):
+    packed = packers.gptq()
+    del packed.tensors["a.q_proj.scales"]
+    result = run(command, packed.write(tmp_path), code=2)
+    assert result.stderr.startswith("sglang-ascend: a.q_proj.scales is missing")
+    assert result.stderr.count("\n") == 1
+    assert "no folder" in run(command, tmp_path / "gone", code=2).stderr
+
+
+@pytest.mark.parametrize("target", ["modelslim", "compressed-tensors", "float32"])
+def test_convert_writes_a_checkpoint_that_verify_accepts(target, tmp_path):
+    run("convert", GOLDEN, tmp_path / "out", "--to", target)
+    run("verify", tmp_path / "out")
+    assert len(Checkpoint.open(tmp_path / "out").schemes) == (0 if target == "float32" else 14)
+    result = run("convert", GOLDEN, tmp_path / "out", "--to", target, code=2)
+    assert "out exists; name a new folder" in result.stderr

@@ -1,0 +1,109 @@
+"""A recipe gives every linear the scheme that ModelSlim's rules give it, or one sentence."""
+
+import pytest
+
+from sglang_ascend.quantization.recipe import RecipeError, built_in_names, parse_recipe, read_recipe
+
+ATTENTION = "model.layers.3.self_attn.o_proj"
+ABSORBED = "model.layers.3.self_attn.kv_b_proj"
+EXPERT = "model.layers.3.mlp.experts.7.down_proj"
+SHARED = "model.layers.3.mlp.shared_experts.down_proj"
+
+# As a published recipe of msmodelslim: anchors beside the spec, a group, and settings of its own.
+ANCHORED = """
+apiversion: modelslim_v1
+metadata: {config_id: any, score: 90}
+default_w8a8_dynamic: &w8a8
+  act: {scope: "per_token", dtype: "int8", symmetric: True, method: "minmax"}
+  weight: {scope: "per_channel", dtype: "int8", symmetric: True, method: "minmax"}
+spec:
+  runner: layer_wise
+  process:
+    - type: "group"
+      configs:
+        - {type: "linear_quant", qconfig: *w8a8, include: ["*"]}
+        - type: "linear_quant"
+          qconfig:
+            weight:
+              {scope: per_group, dtype: int4, symmetric: false, method: gptq, ext: {group_size: 32}}
+          include: ["*self_attn*"]
+          exclude: ["*kv_b_proj"]
+    - type: "linear_quant"
+      qconfig:
+        weight: {scope: per_channel, dtype: int8}
+  dataset: mix_calib.jsonl
+  save: [{type: "ascendv1_saver", part_file_size: 4}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "schemes"),
+    [
+        ("w8a8", ["W8A8", None, "W8A8", "W8A8"]),
+        ("w8a16", ["W8A16", None, "W8A16", "W8A16"]),
+        ("w4a8", ["W8A8", None, "W4A8", "W8A8"]),
+        ("fp8", ["FP8 W8A8"] * 4),
+    ],
+)
+def test_the_built_in_recipes_say_what_their_names_say(name, schemes):
+    found = [read_recipe(name).scheme(module) for module in (ATTENTION, ABSORBED, EXPERT, SHARED)]
+    assert [scheme and scheme.name for scheme in found] == schemes
+    assert built_in_names() == ["fp8", "w4a8", "w8a16", "w8a8"]
+
+
+def test_the_last_of_a_group_wins_and_the_first_process_wins():
+    recipe = parse_recipe(ANCHORED, "any")
+    found = [recipe.scheme(module) for module in (ATTENTION, ABSORBED, EXPERT)]
+    assert [scheme and scheme.name for scheme in found] == ["W4A16", "W8A8", "W8A8"]
+
+
+@pytest.mark.parametrize(("width", "name"), [(96, "W4A16"), (88, "W8A16"), (240, "W8A16")])
+def test_groups_that_do_not_divide_a_width_become_int8_per_channel(width, name):
+    scheme = parse_recipe(ANCHORED, "any").scheme(ATTENTION)
+    assert scheme is not None
+    fitted = scheme.fitting(width)
+    assert fitted.name == name
+    assert fitted.weight.scope == ("per_group" if width == 96 else "per_channel")
+
+
+def changed(old: str, new: str) -> str:
+    assert old in ANCHORED
+    return ANCHORED.replace(old, new)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("spec: [", "is no YAML mapping"),
+        ("- 1", "is no YAML mapping"),
+        ("spec: {process: []}", "has a wrong spec.process"),
+        (changed("modelslim_v1", "modelslim_v0"), "has a wrong apiversion"),
+        (
+            changed("method: gptq", "method: ssz"),
+            "weight.method: Input should be 'minmax' or 'gptq'",
+        ),
+        (changed("dtype: int4", "dtype: mxfp4"), "weight.dtype"),
+        (changed("scope: per_group", "scope: per_block"), "gptq corrects row by row"),
+        (changed('type: "group"', 'type: "flex_smooth_quant"'), "flex_smooth_quant"),
+        (changed("group_size: 32", "group_size: 0"), "group_size"),
+        (changed("group_size: 32", "groups: 32"), "groups"),
+        (
+            changed(
+                "            weight:",
+                "            act: {scope: per_token, dtype: int8}\n            weight:",
+            ),
+            "a weight with zero points goes without act",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_sentence(text, reason):
+    with pytest.raises(RecipeError) as refusal:
+        parse_recipe(text, "mine.yaml")
+    assert reason in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+    assert "mine.yaml" in str(refusal.value)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(RecipeError, match="neither one of fp8, w4a8, w8a16, w8a8 nor a readable"):
+        read_recipe("w2a2")

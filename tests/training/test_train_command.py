@@ -1,0 +1,168 @@
+"""Invariant: the same commands take a checkpoint of any family to a folder that SGLang serves."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_targets import FAMILIES, write_target
+from typer.testing import CliRunner
+
+from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
+from sglang_ascend.checkpoint.shards import INDEX_NAME
+from sglang_ascend.cli import app
+from sglang_ascend.models.nano_deepseek import ARTIFACT
+from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.targets.layer import MTPLayer
+from sglang_ascend.training.targets.start import new_layer, own_layer, trained_layer
+
+STEPS = 4
+
+
+def train(*arguments: object) -> str:
+    """Runs `sglang-ascend train …`; returns what it printed on stdout."""
+    result = CliRunner().invoke(app, ["train", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def run_recipe(target: Path, work: Path, tokens: int, rows: int, *options: str) -> Path:
+    """generate, train, export; returns the exported folder."""
+    (work / "held_out.json").write_text('[{"domain": "any", "prompt": "Write the x ?"}]')
+    data, run, out = work / "data", work / "run", work / "out"
+    train(
+        *("generate", "--target", target, "--data", data, "--exclude", work / "held_out.json"),
+        *("--tokens", tokens, "--rows", rows, "--shard", 4),
+    )
+    train(
+        *("train", "--target", target, "--data", data, "--out", run, "--max-steps", STEPS),
+        *("--tokens-per-batch", 600, *options),
+    )
+    train("export", "--target", target, "--run", run, out)
+    return out
+
+
+def check_exported(target: Path, out: Path, run: Path) -> None:
+    """The folder can be served, holds the trained layer, and the target's weights unchanged."""
+    opened, exported = Target.open(target), Target.open(out)
+    summary = validate_checkpoint(out)
+    assert summary is not None
+    assert summary.architecture == opened.family.architecture
+    assert summary.num_mtp_tensors == len(exported.mtp_tensors()) > 0
+    wanted = trained_layer(opened, run).to_checkpoint()
+    held = exported.mtp_tensors()
+    assert all(torch.equal(held[name], wanted[name].float()) for name in wanted)
+    own = [name for name in opened.tensors if not name.startswith(opened.mtp_prefix)]
+    before, after = opened.read(own), exported.read(own)
+    assert all(torch.equal(before[name], after[name]) for name in own)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_checkpoint_without_an_mtp_layer_gets_one(family: str, tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", family)
+    with pytest.raises(CheckpointError):
+        validate_checkpoint(target)
+    out = run_recipe(target, tmp_path, 300, 4)
+    check_exported(target, out, tmp_path / "run")
+    log = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in log] == list(range(1, STEPS + 1))
+
+
+def test_a_plain_qwen2_is_served_as_mimo_once_it_has_a_layer(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    config = json.loads((target / "config.json").read_text())
+    config["architectures"] = ["Qwen2ForCausalLM"]
+    (target / "config.json").write_text(json.dumps(config))
+    out = run_recipe(target, tmp_path, 200, 4)
+    assert json.loads((out / "config.json").read_text())["architectures"] == ["MiMoForCausalLM"]
+    validate_checkpoint(out)
+
+
+def test_nano_deepseek_goes_on_from_its_own_layer(tmp_path: Path) -> None:
+    """And, asked to, from a new one: another layer results, from the same data and steps."""
+    out = run_recipe(ARTIFACT, tmp_path, 600, 8, "--learning-rate", "0", "--muon-rate", "0")
+    check_exported(ARTIFACT, out, tmp_path / "run")
+    # A rate of zero leaves the layer as it was; what was trained on is its own text.
+    before, after = Target.open(ARTIFACT).mtp_tensors(), Target.open(out).mtp_tensors()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    scratch = tmp_path / "scratch"
+    common = ("--target", ARTIFACT, "--data", tmp_path / "data")
+    train("train", *common, "--out", scratch, "--max-steps", 1, "--from-scratch")
+    layer = trained_layer(Target.open(ARTIFACT), scratch).to_checkpoint()
+    assert not any(torch.equal(before[n], layer[n].float()) for n in before if "proj" in n)
+
+
+def test_evaluate_and_provenance_describe_the_exported_folder(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "DeepseekV3ForCausalLM")
+    out = run_recipe(target, tmp_path, 200, 4)
+    prompts = ("--prompts", tmp_path / "held_out.json", "--max-new-tokens", 40)
+    outputs = ("--outputs", tmp_path / "outputs.safetensors")
+    by_run = train("evaluate", "--target", target, "--run", tmp_path / "run", *prompts, *outputs)
+    by_folder = train("evaluate", "--target", out, *prompts, *outputs)
+    assert json.loads(by_run) == json.loads(by_folder)
+    (tmp_path / "facts.json").write_text('{"licence": "Apache-2.0"}')
+    (tmp_path / "figures.json").write_text(by_folder)
+    train(
+        *("provenance", "--data", tmp_path / "data", "--run", tmp_path / "run"),
+        *("--facts", tmp_path / "facts.json", "--add", f"acceptance={tmp_path / 'figures.json'}"),
+        tmp_path / "provenance.json",
+    )
+    record = json.loads((tmp_path / "provenance.json").read_text())
+    assert record["licence"] == "Apache-2.0"
+    assert record["acceptance"] == json.loads(by_folder)
+    assert record["data"]["sampled_tokens"] >= 200
+    assert record["settings"]["training"]["max_steps"] == record["training"]["steps"] == STEPS
+
+
+def shards_of(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes `tensors` as two shards with an index, in place of the folder's weights."""
+    names = sorted(tensors)
+    weight_map = {name: f"model-{1 + (i % 2)}.safetensors" for i, name in enumerate(names)}
+    for shard in set(weight_map.values()):
+        held = {name: tensors[name] for name in names if weight_map[name] == shard}
+        save_file(held, folder / shard)
+    (folder / "model.safetensors").unlink()
+    (folder / INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_a_layer_in_two_shards_is_replaced_whole(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "DeepseekV3ForCausalLM")
+    first = new_layer(Target.open(target), seed=1).to_checkpoint()
+    shards_of(target, load_file(target / "model.safetensors") | first)
+    out = run_recipe(target, tmp_path, 200, 4)
+    check_exported(target, out, tmp_path / "run")
+    assert {path.name for path in out.glob("*.safetensors")} == {
+        "model-1.safetensors",
+        "model-2.safetensors",
+    }
+
+
+def test_weights_that_are_not_finite_are_not_exported(tiny_target) -> None:
+    layer = MTPLayer(tiny_target("MiMoForCausalLM"))
+    layer.initialize(torch.ones(24), 0.3, torch.Generator())
+    with torch.no_grad():
+        layer.projection.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match="holds NaN or infinity"):
+        layer.to_checkpoint()
+
+
+def test_a_family_that_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(
+        json.dumps(config | {"architectures": ["LlamaForCausalLM"]})
+    )
+    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM, whose MTP layer cannot be train"):
+        Target.open(target)
+
+
+def test_an_exported_layer_file_is_the_folders_layer(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    out = run_recipe(target, tmp_path, 200, 4)
+    train("export", "--target", target, "--run", tmp_path / "run", tmp_path / "mtp.safetensors")
+    tensors = load_file(tmp_path / "mtp.safetensors")
+    held = own_layer(Target.open(out)).to_checkpoint()
+    assert tensors.keys() == held.keys()
+    assert all(torch.equal(tensors[name], held[name]) for name in held)
+    assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
