@@ -32,10 +32,11 @@ class Target(StrEnum):
 
 @app.command()
 def inspect(folder: FolderArgument, as_json: JsonOption = False) -> None:
-    """Say what a checkpoint is: its layout, and the scheme and bytes of each layer.
+    """Say what a checkpoint is: its layout, the scheme and bytes of each layer, what serves it.
 
-    Reads ModelSlim, compressed-tensors, GPTQ, AWQ, block FP8 and float checkpoints. Only headers
-    are read, so it takes no time. The exit code is 2 when the checkpoint is refused.
+    Reads ModelSlim, compressed-tensors, GPTQ, AWQ, block FP8 and float checkpoints: their headers,
+    and one weight of each scheme to see which body multiplies it on this CPU. "none: convert" is a
+    scheme that is not served. The exit code is 2 when the checkpoint is refused.
 
     Example: `sglang-ascend inspect $(sglang-ascend model-path nano-deepseek)`
     """

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, by layer and scheme, from its headers alone."""
+"""What a checkpoint holds, by layer and scheme, and what multiplies it on this CPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from typing import Any
 from rich.table import Table
 
 from sglang_ascend.quantization.checkpoint import Checkpoint
+from sglang_ascend.quantization.layouts import Scheme
 
 OUTSIDE = "outside layers"
+DECODED = "decoded to float"
+NO_OPERATOR = "none: convert"
+EXPERT = re.compile(r"\.experts\.\d+\.")
 LAYER = re.compile(r"((?:.+?\.)?\D[^.]*)\.(\d+)\.")  # a name, up to and with its first number
 
 
@@ -26,11 +30,13 @@ class Share:
 
 @dataclass(frozen=True)
 class Contents:
-    """Layout, shares by layer and scheme, and the scheme of every quantized module."""
+    """Layout, shares by layer and scheme, and of every quantized module the scheme and the body of
+    `ops/quantized` that multiplies it on this CPU."""
 
     layout: str
     layers: Mapping[str, Mapping[str, Share]]
     schemes: Mapping[str, str]
+    cpu_products: Mapping[str, str]
 
     @property
     def totals(self) -> dict[str, Share]:
@@ -47,13 +53,18 @@ class Contents:
     def table(self) -> Table:
         """A row for each run of layers that hold the same."""
         table = Table("layers", "scheme", "weights", "MB of a layer", title=self.layout)
+        table.add_column("CPU product")
+        bodies: dict[str, set[str]] = defaultdict(set)
+        for module, scheme in self.schemes.items():
+            bodies[scheme].add(self.cpu_products[module])
         for name, shares in _runs(self.layers).items():
             for scheme, share in shares.items():
                 table.add_row(name, scheme, str(share.num_modules), _megabytes(share))
                 name = ""
         table.add_section()
         for scheme, share in self.totals.items():
-            table.add_row("all", scheme, str(share.num_modules), _megabytes(share))
+            products = "\n".join(sorted(bodies[scheme]))
+            table.add_row("all", scheme, str(share.num_modules), _megabytes(share), products)
         table.add_row("all", "", "", _megabytes(_sum(list(self.totals.values()))))
         return table
 
@@ -70,8 +81,7 @@ def contents(checkpoint: Checkpoint) -> Contents:
         counted[1] += num_bytes
 
     for module, scheme in checkpoint.schemes.items():
-        entries = [checkpoint.entries[name] for name in checkpoint.names_of(module)]
-        add(f"{module}.", scheme.name, sum(entry.num_bytes for entry in entries))
+        add(f"{module}.", scheme.name, _num_bytes(checkpoint, module))
     for name in checkpoint.float_names():
         entry = checkpoint.entries[name]
         add(name, entry.dtype, entry.num_bytes)
@@ -80,7 +90,29 @@ def contents(checkpoint: Checkpoint) -> Contents:
         for layer, schemes in sorted(counts.items(), key=_by_number)
     }
     names = {module: scheme.name for module, scheme in checkpoint.schemes.items()}
-    return Contents(checkpoint.layout.name, layers, names)
+    return Contents(checkpoint.layout.name, layers, names, _cpu_products(checkpoint))
+
+
+def _cpu_products(checkpoint: Checkpoint) -> dict[str, str]:
+    """Of every quantized module; one of each kind, the smallest, is read to know its form."""
+    from sglang_ascend.quantization.product import cpu_body, is_decoded
+
+    kinds: dict[tuple[Scheme, bool], list[str]] = defaultdict(list)
+    for module, scheme in checkpoint.schemes.items():
+        kinds[scheme, EXPERT.search(module) is not None].append(module)
+    found = {}
+    for (_, is_expert), modules in kinds.items():
+        weight = checkpoint.weight(min(modules, key=lambda name: _num_bytes(checkpoint, name)))
+        try:
+            body = cpu_body(weight, is_expert)
+        except ValueError:
+            body = NO_OPERATOR
+        found |= {module: DECODED if is_decoded(module) else body for module in modules}
+    return {module: found[module] for module in checkpoint.schemes}
+
+
+def _num_bytes(checkpoint: Checkpoint, module: str) -> int:
+    return sum(checkpoint.entries[name].num_bytes for name in checkpoint.names_of(module))
 
 
 def _by_number(item: tuple[str, object]) -> tuple[bool, str, int]:

@@ -10,13 +10,22 @@ from torch import Tensor
 
 from sglang_ascend.ops import experts
 from sglang_ascend.ops import quantized as ops
+from sglang_ascend.ops.dispatch import Op
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
 from sglang_ascend.quantization.weight import InputKind, QuantizedWeight
+
+# Modules that SGLang's models multiply with themselves: MLA absorbs kv_b_proj into its queries, and
+# the others are no linear layers of SGLang's. Their weights are decoded when they are read.
+DECODED = ("kv_b_proj", "input_proj", "eh_proj", "gate", "embed_tokens", "lm_head", "head")
 
 # (x [..., in], bias [out] or None) -> [..., out]
 Product = Callable[..., Tensor]
 # (rows [rows, in] group by group, counts int64 [groups]) -> [rows, out]
 GroupedProduct = Callable[[Tensor, Tensor], Tensor]
+
+
+def is_decoded(module: str) -> bool:
+    return module.rpartition(".")[2] in DECODED
 
 
 def prepare(weight: QuantizedWeight) -> Product:
@@ -55,9 +64,8 @@ def prepare_grouped(
     first = quantized[0]
     if len({(w.block, w.input_rule, w.number_format) for w in quantized}) > 1:
         raise ValueError("experts of one layer are quantized in several ways: quantize them alike.")
-    has_index = any(weight.group_index is not None for weight in quantized)
-    if has_index or first.input_rule.kind == InputKind.STATIC:
-        raise _no_operator(first)
+    for weight in quantized:
+        _check_grouped(weight)
     codes = torch.stack([weight.codes for weight in quantized])
     scale = torch.stack([weight.scale for weight in quantized])
     zero = None
@@ -66,6 +74,31 @@ def prepare_grouped(
         zero = torch.stack([*zeros])
     _, operator, prepared = _operators(first, codes, scale, zero)
     return lambda rows, counts: operator(rows, prepared, counts)
+
+
+def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
+    """Name of the body of `ops/quantized` that multiplies with `weight` on this CPU.
+
+    Raises:
+        ValueError: no operator has this combination of weight and input.
+    """
+    weight = _by_rows(weight)
+    x = torch.zeros(1, weight.shape[1])
+    if is_expert:
+        _check_grouped(weight)
+        zero = None if weight.zero is None else weight.zero[None].float()
+        _, operator, prepared = _operators(weight, weight.codes[None], weight.scale[None], zero)
+        call = x, prepared, torch.tensor([1])
+    else:
+        operator, _, prepared = _operators(weight, weight.codes, weight.scale, weight.zero)
+        call = x, prepared
+    return next(body.name for body in operator.bodies("cpu") if body.accepts(*call))
+
+
+def _check_grouped(weight: QuantizedWeight) -> None:
+    """Groups have neither columns in an order of their own nor static inputs."""
+    if weight.group_index is not None or weight.input_rule.kind == InputKind.STATIC:
+        raise _no_operator(weight)
 
 
 def _by_rows(weight: QuantizedWeight) -> QuantizedWeight:
@@ -77,7 +110,7 @@ def _by_rows(weight: QuantizedWeight) -> QuantizedWeight:
 
 def _operators(
     form: QuantizedWeight, codes: Tensor, scale: Tensor, zero: Tensor | None
-) -> tuple[Callable[..., Tensor], Callable[..., Tensor], Any]:
+) -> tuple[Op, Op, Any]:
     """The operator for one matrix, its grouped form, and what either takes as the weight.
 
     `codes`, `scale` and `zero` are those of `form`, or of several weights like it, stacked.

@@ -4,6 +4,7 @@ sound, with 2 and one sentence when it is not."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_ascend.cli import app
+from sglang_ascend.ops import quantized as ops
 from sglang_ascend.quantization.checkpoint import Checkpoint
 
 GOLDEN = Path(__file__).parents[1] / "data" / "modelslim-golden-tiny-qwen3"
@@ -36,6 +38,45 @@ def test_inspect_counts_every_byte_of_the_shards_once():
     assert found["layers"]["model.layers.0"]["W8A8_DYNAMIC"] == expected
     assert found["schemes"]["model.layers.1.mlp.up_proj"] == "W4A8_DYNAMIC"
     assert "lm_head" not in found["schemes"]
+
+
+def test_inspect_names_the_body_that_multiplies_each_weight_here(tmp_path, monkeypatch):
+    packed = packers.modelslim()
+    renamed = {"a.mix": "a.kv_b_proj", "a.static": "a.experts.0.up_proj"}
+    renamed["a.W8A8_DYNAMIC"] = "a.experts.1.up_proj"
+    types = packed.files["quant_model_description.json"]
+    for names in (packed.tensors, types):
+        for name in list(names):
+            module, _, suffix = name.rpartition(".")
+            names[f"{renamed.get(module, module)}.{suffix}" if module else name] = names.pop(name)
+    expected = {
+        "a.kv_b_proj": "decoded to float",
+        "a.experts.0.up_proj": "none: convert",  # static inputs of experts
+        "a.W4A4_DYNAMIC": "none: convert",
+        "a.W8A16": "numba",
+        "a.fp8": "numba",
+    }
+    integers = ("a.experts.1.up_proj", "a.down_proj", "a.static_bf16")
+    linear, grouped = ops.integer_linear, ops.grouped_integer_linear
+    # The first product that is exact; fbgemm's is of int8 and has no grouped form.
+    for exact, bodies in (
+        ("numba", ["numba"] * 3),
+        ("fbgemm", ["reference", "reference", "fbgemm"]),
+        ("none", ["reference"] * 3),
+    ):
+        for op in (linear, grouped, ops.prepare_integer):
+            monkeypatch.setattr(op, "_bodies", {})
+            for name, body in list(op._implementations.items()):
+                if name in ("numba", "fbgemm"):
+                    chosen = replace(body, available=lambda name=name, exact=exact: name == exact)
+                    monkeypatch.setitem(op._implementations, name, chosen)
+        folder = packed.write(tmp_path / exact)
+        found = json.loads(run("inspect", folder, "--json").stdout)["cpu_products"]
+        wanted = expected | dict(zip(integers, bodies, strict=True))
+        assert found == {module: wanted[module] for module in found}
+        assert found.keys() == wanted.keys()
+        table = run("inspect", folder).stdout
+        assert "none: convert" in table and bodies[0] in table
 
 
 def test_inspect_shows_a_row_for_each_run_of_equal_layers(tmp_path):

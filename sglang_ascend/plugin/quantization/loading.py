@@ -18,11 +18,8 @@ from sglang_ascend.plugin.quantization.experts import QuantizedExperts
 from sglang_ascend.plugin.quantization.linear import QuantizedLinear
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts import says_quantized
+from sglang_ascend.quantization.product import is_decoded
 from sglang_ascend.quantization.rows import to_rows
-
-# Modules that SGLang's models multiply with themselves: MLA absorbs kv_b_proj into its queries, and
-# the others are no linear layers of SGLang's. Their weights are decoded when they are read.
-DECODED = ("kv_b_proj", "input_proj", "eh_proj", "gate", "embed_tokens", "lm_head", "head")
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +53,7 @@ class ServedQuantization(QuantizationConfig):
         if isinstance(layer, FusedMoE):
             return QuantizedExperts(prefix)
         if isinstance(layer, LinearBase):
-            is_decoded = prefix.rpartition(".")[2] in DECODED
-            return UnquantizedLinearMethod() if is_decoded else QuantizedLinear(prefix)
+            return UnquantizedLinearMethod() if is_decoded(prefix) else QuantizedLinear(prefix)
         return None
 
 
@@ -115,7 +111,7 @@ def _opened(path: Path, _files: tuple[tuple[str, int], ...]) -> Checkpoint | Non
 def _announce(checkpoint: Checkpoint) -> None:
     schemes = [scheme.name for scheme in checkpoint.schemes.values()]
     counts = ", ".join(f"{schemes.count(name)} of {name}" for name in dict.fromkeys(schemes))
-    decoded = sum(_is_decoded(module) for module in checkpoint.schemes)
+    decoded = sum(is_decoded(module) for module in checkpoint.schemes)
     note = f"; {decoded} of them are multiplied as floats" if decoded else ""
     logger.info("Quantized linears (%s): %s%s.", checkpoint.layout.name, counts, note)
 
@@ -127,9 +123,5 @@ def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, checkpoint.tensor(name)
     for module in checkpoint.schemes:
         weight = checkpoint.weight(module)
-        values = weight.dequantize() if _is_decoded(module) else to_rows(weight)
+        values = weight.dequantize() if is_decoded(module) else to_rows(weight)
         yield f"{module}.weight", values
-
-
-def _is_decoded(module: str) -> bool:
-    return module.rpartition(".")[2] in DECODED
