@@ -42,7 +42,7 @@ def test_inspect_counts_every_byte_of_the_shards_once():
 
 def test_inspect_names_the_body_that_multiplies_each_weight_here(tmp_path, monkeypatch):
     packed = packers.modelslim()
-    renamed = {"a.mix": "a.kv_b_proj", "a.static": "a.experts.0.up_proj"}
+    renamed = {"a.W8A16": "a.kv_b_proj", "a.static": "a.experts.0.up_proj"}
     renamed["a.W8A8_DYNAMIC"] = "a.experts.1.up_proj"
     types = packed.files["quant_model_description.json"]
     for names in (packed.tensors, types):
@@ -53,16 +53,15 @@ def test_inspect_names_the_body_that_multiplies_each_weight_here(tmp_path, monke
         "a.kv_b_proj": "decoded to float",
         "a.experts.0.up_proj": "none: convert",  # static inputs of experts
         "a.W4A4_DYNAMIC": "none: convert",
-        "a.W8A16": "numba",
         "a.fp8": "numba",
     }
-    integers = ("a.experts.1.up_proj", "a.down_proj", "a.static_bf16")
+    integers = ("a.experts.1.up_proj", "a.down_proj", "a.static_bf16", "a.mix")
     linear, grouped = ops.integer_linear, ops.grouped_integer_linear
-    # The first product that is exact; fbgemm's is of int8 and has no grouped form.
+    # The first product that is exact; fbgemm's is of int8 per token, and has no grouped form.
     for exact, bodies in (
-        ("numba", ["numba"] * 3),
-        ("fbgemm", ["reference", "reference", "fbgemm"]),
-        ("none", ["reference"] * 3),
+        ("numba", ["numba"] * 4),
+        ("fbgemm", ["reference"] * 3 + ["fbgemm"]),
+        ("none", ["reference"] * 4),
     ):
         for op in (linear, grouped, ops.prepare_integer):
             monkeypatch.setattr(op, "_bodies", {})
@@ -76,7 +75,7 @@ def test_inspect_names_the_body_that_multiplies_each_weight_here(tmp_path, monke
         assert found == {module: wanted[module] for module in found}
         assert found.keys() == wanted.keys()
         table = run("inspect", folder).stdout
-        assert "none: convert" in table and bodies[0] in table
+        assert "none: convert" in table and bodies[3] in table
 
 
 def test_inspect_shows_a_row_for_each_run_of_equal_layers(tmp_path):
