@@ -253,3 +253,23 @@ def test_weights_are_resident_once():
 def test_what_does_not_fit_is_refused(codes, scale, options, message):
     with pytest.raises(ValueError, match=message):
         quantized.prepare_integer(codes, scale, **options)
+
+
+@pytest.fixture
+def threads(request: pytest.FixtureRequest):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5], indirect=True)
+def test_threads_share_the_rows_of_weights_and_miss_none(threads):
+    sizes = 3001, 160
+    x, codes, scale = noise(6, 160), drawn(*sizes), scales(3001, 1)
+    wanted = expected(x, codes, scale, 160)
+    for body in bodies(quantized.integer_linear):
+        weight = prepared(body, codes, scale)
+        for _ in range(20):
+            found = quantized.integer_linear.implementation(body)(x, weight)
+            assert torch.equal(found, wanted), body

@@ -33,9 +33,9 @@ _CPU = frozenset({"cpu"})
 NUMBA_DECODED = "sglang_ascend.ops.quantized.numba_decoded"
 
 
-def _numba_integers(name: str) -> Implementation:
+def _numba_integers(name: str, module: str = "numba_integer") -> Implementation:
     """Where the probe chose Numba's products."""
-    function = imported_at_call("sglang_ascend.ops.quantized.numba_integer", name)
+    function = imported_at_call(f"sglang_ascend.ops.quantized.{module}", name)
     return Implementation("numba", function, _CPU, partial(probe.is_chosen, "numba"))
 
 
@@ -49,12 +49,13 @@ def _fbgemm(name: str, accepts: str) -> Implementation:
 
 quantize_per_token = Op("quantized.quantize_per_token", integer.quantize_per_token)
 quantize_per_token.register(npu_body(npu.quantize_per_token, accepts=npu.accepts_rows))
-quantize_per_token.register(_numba_integers("quantize_per_token"))
+quantize_per_token.register(_numba_integers("quantize_per_token", "numba_inputs"))
 quantize_static = Op("quantized.quantize_static", integer.quantize_static)
 quantize_static.register(npu_body(npu.quantize_static))
-quantize_static.register(_numba_integers("quantize_static"))
+quantize_static.register(_numba_integers("quantize_static", "numba_inputs"))
 
 prepare_integer = Op("quantized.prepare_integer", integer.prepare_integer)
+prepare_integer.register(_numba_integers("prepare_integer"))
 prepare_integer.register(_fbgemm("prepare_integer", "accepts_codes"))
 integer_linear = Op("quantized.integer_linear", integer.integer_linear)
 integer_linear.register(npu_body(npu.integer_linear, accepts=npu.accepts_integer))

@@ -17,12 +17,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-# Rows of the input that one pass over a row of weights serves.
+from sglang_ascend.ops.numba_floats import array_at
+
+# Rows of weights, and of the input, that one pass over columns multiplies with each other.
 TILE = 4
-# What vpdpbusd takes unsigned is the input's code + 128.
-SHIFT = 128
-# Bytes of a vector: a group of 32 columns, the smallest that is common, is one.
-BLOCK = 32
+# Bytes of a vector, and of the smallest that is common as a group of columns.
+BLOCK, SMALL_BLOCK = 64, 32
 
 
 def _has_vnni() -> bool:
@@ -34,56 +34,143 @@ def _has_vnni() -> bool:
 
 
 HAS_VNNI = _has_vnni()
+# What the input's codes are stored with, for vpdpbusd takes them unsigned: a sum is too large by as
+# many times that of the weights.
+OFFSET = 128 if HAS_VNNI else 0
+CODE = np.uint8(0) if HAS_VNNI else np.int8(0)
 
 
-def _vnni_dots(num_rows):
-    """(row of weights, first row of the input, bytes from row to row, blocks, totals) addresses."""
+def _sum_of_each(builder, vectors):
+    """The sum over the lanes of one vector as <1 x i32>, or of TILE vectors, one a lane."""
+    lanes = vectors[0].type.count
+
+    def shuffled(a, b, lanes):
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+        return builder.shuffle_vector(a, b, mask)
+
+    def paired(a, b, low, high):
+        """a + b over their lanes ``low`` and ``high`` of every four; b's are counted from 4 on."""
+        of_fours = [
+            [i % 4 + group + (lanes if i >= 4 else 0) for group in range(0, lanes, 4) for i in part]
+            for part in (low, high)
+        ]
+        return builder.add(*(shuffled(a, b, part) for part in of_fours))
+
+    total = vectors[0]
+    if len(vectors) == TILE:
+        a, b, c, d = vectors
+        ab, cd = (paired(*pair, (0, 4, 1, 5), (2, 6, 3, 7)) for pair in ((a, b), (c, d)))
+        total = paired(ab, cd, (0, 1, 4, 5), (2, 3, 6, 7))
+    while total.type.count > len(vectors):
+        half = total.type.count // 2
+        parts = range(half), range(half, 2 * half)
+        total = builder.add(*(shuffled(total, total, [*part]) for part in parts))
+    return total
+
+
+def _vnni_dots(num_weights, num_inputs, block):
+    """(weights, bytes from row to row, inputs, bytes from row to row, blocks, totals, int32s from
+    row to row): adds to totals[input, weight]. Weights, inputs and totals are addresses."""
 
     @intrinsic
-    def dots(typingctx, weights, inputs, stride, blocks, totals):
+    def dots(typingctx, weights, weight_stride, inputs, input_stride, blocks, totals, stride):
         def codegen(context, builder, signature, arguments):
-            weights, inputs, stride, blocks, totals = arguments
-            int32 = ir.IntType(32)
-            vector = ir.VectorType(int32, BLOCK // 4)
+            weights, weight_stride, inputs, input_stride, blocks, totals, stride = arguments
+            int32, lanes = ir.IntType(32), block // 4
+            vector = ir.VectorType(int32, lanes)
             shape = ir.FunctionType(vector, [vector] * 3)
-            multiply = cgutils.get_or_insert_function(
-                builder.module, shape, "llvm.x86.avx512.vpdpbusd.256"
-            )
+            name = f"llvm.x86.avx512.vpdpbusd.{8 * block}"
+            multiply = cgutils.get_or_insert_function(builder.module, shape, name)
 
             def load(address):
                 loaded = builder.load(builder.inttoptr(address, vector.as_pointer()))
                 loaded.align = 1
                 return loaded
 
-            zero = ir.Constant(vector, [0] * (BLOCK // 4))
-            # The shift of every input is 128 times the sum of the weights: one more row of 128s.
-            shifts = ir.Constant(vector, [int(np.int32(-0x7F7F7F80))] * (BLOCK // 4))
-            sums = [cgutils.alloca_once_value(builder, zero) for _ in range(num_rows + 1)]
+            def rows_at(address, stride, number):
+                for _ in range(number):
+                    yield load(address)
+                    address = builder.add(address, stride)
+
+            zero = ir.Constant(vector, [0] * lanes)
+            places = [(w, x) for w in range(num_weights) for x in range(num_inputs)]
+            sums = {place: cgutils.alloca_once_value(builder, zero) for place in places}
             with cgutils.for_range(builder, blocks) as loop:
-                offset = builder.mul(loop.index, ir.Constant(loop.index.type, BLOCK))
-                of_weights = load(builder.add(weights, offset))
-                at = builder.add(inputs, offset)
-                for row in range(num_rows):
-                    product = multiply, [builder.load(sums[row]), load(at), of_weights]
-                    builder.store(builder.call(*product), sums[row])
-                    at = builder.add(at, stride)
-                product = multiply, [builder.load(sums[-1]), shifts, of_weights]
-                builder.store(builder.call(*product), sums[-1])
-            reduce = cgutils.get_or_insert_function(
-                builder.module, ir.FunctionType(int32, [vector]), "llvm.vector.reduce.add.v8i32"
-            )
-            shift = builder.load(sums[-1])
-            pointer = builder.inttoptr(totals, int32.as_pointer())
-            for row in range(num_rows):
-                total = builder.call(reduce, [builder.sub(builder.load(sums[row]), shift)])
-                builder.store(total, builder.gep(pointer, [ir.Constant(ir.IntType(64), row)]))
+                offset = builder.mul(loop.index, ir.Constant(loop.index.type, block))
+                codes = list(rows_at(builder.add(inputs, offset), input_stride, num_inputs))
+                rows = rows_at(builder.add(weights, offset), weight_stride, num_weights)
+                for w, row in enumerate(rows):
+                    for x, code in enumerate(codes):
+                        total = builder.load(sums[w, x])
+                        builder.store(builder.call(multiply, [total, code, row]), sums[w, x])
+            for x in range(num_inputs):
+                of_input = [builder.load(sums[w, x]) for w in range(num_weights)]
+                total = _sum_of_each(builder, of_input)
+                place = builder.mul(stride, ir.Constant(stride.type, 4 * x))
+                at = builder.inttoptr(builder.add(totals, place), total.type.as_pointer())
+                held = builder.load(at)
+                held.align = 4
+                builder.store(builder.add(held, total), at).align = 4
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 5), codegen
+        return types.void(*[types.intp] * 7), codegen
 
     return dots
 
 
 # Called as the intrinsics that they make in compiled code.
-dots_of_tile: Any = _vnni_dots(TILE)
-dots_of_row: Any = _vnni_dots(1)
+dots_of_tile: Any = _vnni_dots(TILE, TILE, BLOCK)
+dots_of_input: Any = _vnni_dots(TILE, 1, BLOCK)
+dots_of_pair: Any = _vnni_dots(1, 1, BLOCK)
+dots_of_small_tile: Any = _vnni_dots(TILE, TILE, SMALL_BLOCK)
+dots_of_small_input: Any = _vnni_dots(TILE, 1, SMALL_BLOCK)
+dots_of_small_pair: Any = _vnni_dots(1, 1, SMALL_BLOCK)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def add_dots(weights, stride, count, codes, width, start, stop, totals):
+    """Adds to totals[row, w] the products over columns start..stop, in vectors where they fit."""
+    rest = start
+    if HAS_VNNI:
+        rest = start + (stop - start) // SMALL_BLOCK * SMALL_BLOCK
+        at_weights, at_codes = weights + start, codes + start
+        _add_vectors(at_weights, stride, count, at_codes, width, rest - start, totals)
+    if rest < stop:
+        for w in range(count):
+            of_weights = array_at(weights + w * stride + rest, (stop - rest,), np.int8(0))
+            for row in range(len(totals)):
+                inputs = array_at(codes + row * width + rest, (stop - rest,), CODE)
+                total = np.int32(0)
+                for d in range(stop - rest):
+                    total += np.int32(of_weights[d]) * np.int32(inputs[d])
+                totals[row, w] += total
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _add_vectors(weights, weight_stride, count, codes, stride, size, totals):
+    """``size`` columns, a multiple of SMALL_BLOCK."""
+    (num_rows, part), blocks = totals.shape, size // BLOCK
+    whole = blocks * BLOCK
+    w = 0
+    while w < count:
+        num_weights, row = (TILE if w + TILE <= count else 1), 0
+        while row < num_rows:
+            x, sums = codes + row * stride, totals.ctypes.data + 4 * (row * part + w)
+            tail, tail_x = weights + whole, x + whole
+            if num_weights == 1:
+                dots_of_pair(weights, weight_stride, x, stride, blocks, sums, part)
+                if whole < size:
+                    dots_of_small_pair(tail, weight_stride, tail_x, stride, 1, sums, part)
+                row += 1
+            elif row + TILE <= num_rows:
+                dots_of_tile(weights, weight_stride, x, stride, blocks, sums, part)
+                if whole < size:
+                    dots_of_small_tile(tail, weight_stride, tail_x, stride, 1, sums, part)
+                row += TILE
+            else:
+                dots_of_input(weights, weight_stride, x, stride, blocks, sums, part)
+                if whole < size:
+                    dots_of_small_input(tail, weight_stride, tail_x, stride, 1, sums, part)
+                row += 1
+        weights += num_weights * weight_stride
+        w += num_weights

@@ -17,24 +17,23 @@ from typing import Any
 import torch
 
 PACKAGE = "sglang_ascend.ops.quantized"
-# Rows in a tile and alone; columns in vectors and behind them.
-ROWS, OUT, WIDTH = 5, 8, 1560
+# Rows in a tile and alone, of either; columns in vectors and behind them.
+ROWS, OUT, WIDTH = 5, 7, 1560
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A body of ``integer_linear``: its modules are imported when it is tried."""
+    """A body of ``integer_linear``: its module is imported when it is tried."""
 
     name: str
     needs: str
-    preparing: str
     module: str
 
 
 # In the order of speed.
 CANDIDATES = (
-    Candidate("numba", "numba", f"{PACKAGE}.integer", f"{PACKAGE}.numba_integer"),
-    Candidate("fbgemm", "torch", f"{PACKAGE}.fbgemm", f"{PACKAGE}.fbgemm"),
+    Candidate("numba", "numba", f"{PACKAGE}.numba_integer"),
+    Candidate("fbgemm", "torch", f"{PACKAGE}.fbgemm"),
 )
 
 
@@ -68,8 +67,7 @@ def verdicts() -> dict[str, str]:
         if not getattr(module, "is_available", lambda: True)():
             found[candidate.name] = "PyTorch was built without it"
             continue
-        prepare = import_module(candidate.preparing).prepare_integer
-        error = largest_error(prepare, module.integer_linear)
+        error = largest_error(module.prepare_integer, module.integer_linear)
         found[candidate.name] = f"errs by {error}" if error else "exact"
     return found
 
