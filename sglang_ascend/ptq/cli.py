@@ -97,7 +97,8 @@ def evaluate(
 
     Every checkpoint reads the same text, which the float one wrote: greedy replies to --prompts, or
     to user turns that it writes itself. KL is that of the next token's distribution to the float
-    one's, in nats; τ is tokens per verification, "kept" the share of drafts 1, 2 … that are
+    one's, in nats, over all of the text and over the replies, each also as a ratio to that of the
+    checkpoint named last; τ is tokens per verification, "kept" the share of drafts 1, 2 … that are
     accepted where those before were. Intervals are of 95 %, over draws of the texts. Quantized
     linears compute by the operators that serving runs, everything else in float32.
 

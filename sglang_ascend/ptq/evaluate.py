@@ -25,6 +25,8 @@ class Score:
 
     Attributes:
         kl: KL(reference || this) of the next token, nats.
+        reply_kl, reply_positions: the same where the next token is of the reply, so that serving
+            draws from it.
         surprise: -log p of the text's own next token, nats.
         agreed: positions where both rank the same token first.
         positions: how many predict a token of the text.
@@ -36,6 +38,8 @@ class Score:
     surprise: float
     agreed: int
     positions: int
+    reply_kl: float
+    reply_positions: int
     accepted: list[int]
 
 
@@ -113,13 +117,17 @@ def _evaluated(
         expected = F.log_softmax(reference.logits(other[:-1]).double(), -1)
         found = F.log_softmax(model.logits(own[:-1]).double(), -1)
         following = text.tokens[1:, None]
+        divergence = (expected.exp() * (expected - found)).sum(-1)  # [n - 1]
+        of_reply = divergence[text.prompt_length - 1 :]
         scores.append(
             Score(
                 domain=text.domain,
-                kl=float((expected.exp() * (expected - found)).sum()),
+                kl=float(divergence.sum()),
                 surprise=float(-found.gather(1, following).sum()),
                 agreed=int((expected.argmax(-1) == found.argmax(-1)).sum()),
                 positions=len(following),
+                reply_kl=float(of_reply.sum()),
+                reply_positions=len(of_reply),
                 accepted=kept,
             )
         )

@@ -19,9 +19,10 @@ EVERY = "all"
 def figures(results: Sequence[Evaluated]) -> dict[str, Any]:
     """Everything that is printed; the first of `results` is the reference.
 
-    An interval holds 95 % of bootstrap draws of the texts, of one domain or of all.
+    An interval holds 95 % of bootstrap draws of the texts, of one domain or of all. Ratios to the
+    last checkpoint are paired: both are of the same draws.
     """
-    reference = results[0]
+    reference, last = results[0], results[-1]
     domains = sorted({score.domain for score in reference.scores})
     return {
         "reference": str(reference.folder),
@@ -33,7 +34,7 @@ def figures(results: Sequence[Evaluated]) -> dict[str, Any]:
                 "of_reference_bytes": round(result.num_bytes / reference.num_bytes, 4),
                 "tokens_per_second": round(result.tokens_per_second, 1),
                 "domains": {
-                    domain: _domain(result, reference, domain) for domain in [EVERY, *domains]
+                    domain: _domain(result, reference, last, domain) for domain in [EVERY, *domains]
                 },
             }
             for result in results
@@ -41,13 +42,21 @@ def figures(results: Sequence[Evaluated]) -> dict[str, Any]:
     }
 
 
-def _domain(result: Evaluated, reference: Evaluated, domain: str) -> dict[str, Any]:
-    pairs = zip(result.scores, reference.scores, strict=True)
-    rows = [pair for pair in pairs if domain in (EVERY, pair[0].domain)]
+def _domain(
+    result: Evaluated, reference: Evaluated, last: Evaluated, domain: str
+) -> dict[str, Any]:
+    def beside(other: Evaluated) -> list[tuple[Score, Score]]:
+        pairs = zip(result.scores, other.scores, strict=True)
+        return [pair for pair in pairs if domain in (EVERY, pair[0].domain)]
+
+    rows, to_last = beside(reference), beside(last)
     return {
         "texts": len(rows),
         "positions": sum(own.positions for own, _ in rows),
         "kl": _figure(rows, lambda own, _: (own.kl, own.positions)),
+        "kl_to_last": _figure(to_last, lambda own, other: (own.kl, other.kl)),
+        "reply_kl": _figure(rows, lambda own, _: (own.reply_kl, own.reply_positions)),
+        "reply_kl_to_last": _figure(to_last, lambda own, other: (own.reply_kl, other.reply_kl)),
         "perplexity": _figure(rows, lambda own, _: (own.surprise, own.positions), math.exp),
         "perplexity_change": _figure(
             rows,
@@ -91,6 +100,7 @@ def _figure(
 def tables(report: dict[str, Any]) -> list[Table]:
     """One table for all texts and one for each domain."""
     result = []
+    last = Path(report["checkpoints"][-1]["folder"]).name
     for domain in report["checkpoints"][0]["domains"]:
         of_domain = report["checkpoints"][0]["domains"][domain]
         title = f"{domain}: {of_domain['texts']} texts, {of_domain['positions']} positions"
@@ -99,6 +109,9 @@ def tables(report: dict[str, Any]) -> list[Table]:
             "checkpoint",
             "bytes",
             "KL, nats",
+            f"/ {last}",
+            "of replies",
+            f"/ {last}",
             "perplexity",
             "change",
             "top-1",
@@ -119,15 +132,20 @@ def _cells(checkpoint: dict[str, Any], domain: dict[str, Any]) -> list[str]:
         Path(checkpoint["folder"]).name,
         f"{checkpoint['of_reference_bytes']:.1%}",
         _shown(domain["kl"], "{:.5f}"),
+        _shown(domain["kl_to_last"], "{:.2f}"),
+        _shown(domain["reply_kl"], "{:.5f}"),
+        _shown(domain["reply_kl_to_last"], "{:.2f}"),
         f"{domain['perplexity']['value']:.3f}",
         _shown(domain["perplexity_change"], "{:+.2%}"),
         f"{domain['top1_agreement']['value']:.2%}",
-        _shown(length, "{:.2f}") if length else "no MTP layer",
+        _shown(length, "{:.2f}") or "no MTP layer",
         ", ".join(f"{figure['value']:.2f}" for figure in kept),
     ]
 
 
-def _shown(figure: dict[str, Any], form: str) -> str:
+def _shown(figure: dict[str, Any] | None, form: str) -> str:
+    if figure is None:
+        return ""
     low, high = (form.format(bound) for bound in figure["interval_95"])
     return f"{form.format(figure['value'])} ({low} - {high})"
 

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -67,10 +68,14 @@ def test_the_sums_are_those_of_transformers_on_decoded_weights(nano, w8a16, text
         tokens = texts[index].tokens
         p = logits_of(target, None, tokens)[:-1].log_softmax(-1)
         q = logits_of(target, decoded, tokens)[:-1].log_softmax(-1)
-        kl = (p.exp() * (p - q)).sum().item()
+        divergence = (p.exp() * (p - q)).sum(-1)
+        kl = divergence.sum().item()
         surprise = -q[torch.arange(len(q)), tokens[1:]].sum().item()
         found = weight_only.scores[index]
         assert found.kl == pytest.approx(kl, rel=0.02)
+        predicts_reply = torch.arange(len(q)) + 1 >= texts[index].prompt_length
+        assert found.reply_kl == pytest.approx(divergence[predicts_reply].sum().item(), rel=0.02)
+        assert found.reply_positions == predicts_reply.sum()
         assert found.surprise == pytest.approx(surprise, rel=1e-4)
         assert found.agreed == (p.argmax(-1) == q.argmax(-1)).sum().item()
         assert found.positions == len(tokens) - 1
@@ -119,12 +124,10 @@ def test_every_slot_of_a_greedy_reply_counts_and_its_chain_is_drafted_one_by_one
 
 
 def score(kl: float, positions: int, domain: str = "any") -> Score:
-    return Score(domain, kl, 1.0, positions, positions, [4, 3, 2, 1])
+    return Score(domain, kl, 1.0, positions, positions, kl / 2, positions // 4, [4, 3, 2, 1])
 
 
 def evaluated(scores) -> list[Evaluated]:
-    from pathlib import Path
-
     reference = [replace(s, kl=0.0) for s in scores]
     return [Evaluated(Path("a"), reference, 100, 1.0), Evaluated(Path("b"), scores, 50, 1.0)]
 
@@ -135,6 +138,20 @@ def test_a_figure_is_a_ratio_of_sums_and_equal_texts_have_no_interval():
     assert report["domains"]["all"]["kl"] == {"value": 0.1, "interval_95": [0.1, 0.1]}
     assert report["domains"]["all"]["acceptance_length"]["value"] == 2.5
     assert [kept["value"] for kept in report["domains"]["all"]["kept_drafts"]] == [0.75, 2 / 3, 0.5]
+
+
+def test_a_ratio_to_the_last_is_paired():
+    """Texts that differ a hundredfold, each three times as costly in one checkpoint as in the last:
+    the ratio is three in every draw, although neither figure is known to a factor of two."""
+    scores = [score(value, 10) for value in (0.1, 1.0, 10.0, 0.3)]
+    last = [replace(s, kl=s.kl / 3, reply_kl=s.reply_kl / 5) for s in scores]
+    three = [*evaluated(scores), Evaluated(Path("c"), last, 50, 1.0)]
+    found = figures(three)["checkpoints"][1]["domains"]["all"]
+    low, high = found["kl"]["interval_95"]
+    assert low * 2 < high  # the control: not paired
+    for name, ratio in (("kl_to_last", 3), ("reply_kl_to_last", 5)):
+        assert found[name]["value"] == pytest.approx(ratio)
+        assert found[name]["interval_95"] == pytest.approx([ratio, ratio])
 
 
 def test_a_bootstrap_interval_holds_the_true_mean_95_times_in_100():
