@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sglang_ascend.ptq.layers import linears
@@ -51,6 +53,15 @@ class Inputs:
         """[rows, in]; None for an expert that no token reached."""
         return torch.cat(self._seen[name]) if self._seen[name] else None
 
+    def reader(self, name: str) -> str:
+        """The first linear that reads what `name` reads; serving fuses them into one."""
+        if not self._seen[name]:
+            return name
+        tensor = self._seen[name][0].data_ptr()
+        return next(
+            n for n in self._seen if self._seen[n] and self._seen[n][0].data_ptr() == tensor
+        )
+
 
 def quantize_linear(linear: nn.Linear, scheme: QConfig, seen: Tensor | None) -> QuantizedWeight:
     """`linear` by `scheme`; `seen` [rows, in] are its inputs, if the scheme needs them.
@@ -77,6 +88,48 @@ def quantize_linear(linear: nn.Linear, scheme: QConfig, seen: Tensor | None) -> 
         )
     # A static product adds its bias as an integer.
     return replace(weight, bias=linear.bias if rule.kind == InputKind.STATIC else None)
+
+
+def float_inputs(module: nn.Module, schemes: Mapping[str, QConfig], inputs: Inputs) -> set[str]:
+    """The linears of `module` whose inputs stay float, for rounding them costs more than `schemes`
+    allow. What serving fuses is decided as one: linears that read the same tensor, and the experts
+    of a layer.
+    """
+    squares: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))
+    reader: dict[str, str] = {}
+    limited = {name: linear for name, linear in linears(module) if name in schemes}
+    for name, linear in limited.items():
+        act, seen = schemes[name].act, inputs.of(name)
+        if act is None or act.ext.max_error is None or seen is None:
+            continue
+        errors = rounding_errors(linear, seen, act)
+        squares[_of_all_experts(name)] += torch.stack([errors.sum(), torch.tensor(len(errors))])
+        reader[_of_all_experts(name)] = _of_all_experts(inputs.reader(name))
+    too_large = {
+        reader[_of_all_experts(name)]
+        for name in limited
+        if (total := squares.get(_of_all_experts(name))) is not None
+        and total[0] / total[1] > (schemes[name].max_error or torch.inf)
+    }
+    return {
+        name
+        for name in limited
+        if schemes[name].max_error and reader.get(_of_all_experts(name)) in too_large
+    }
+
+
+def rounding_errors(linear: nn.Linear, seen: Tensor, act: InputSpec) -> Tensor:
+    """float64 [rows]: |(q(x) - x) W^T|^2 / |x W^T|^2 of each row x of `seen`, per token scaled."""
+    form = FORMATS[act.dtype]
+    scale = seen.abs().amax(-1, keepdim=True) / form.maximum
+    scale = torch.where(scale > 0, scale, 1.0)
+    error = form.decode(form.encode(seen / scale)) * scale - seen
+    moved, outputs = (F.linear(x, linear.weight).double() for x in (error, seen))
+    return moved.square().sum(-1) / outputs.square().sum(-1).clamp_min(1e-30)
+
+
+def _of_all_experts(name: str) -> str:
+    return re.sub(r"\bexperts\.\d+\.", "experts.*.", name)
 
 
 def input_rule(spec: InputSpec | None, seen: Tensor | None) -> InputRule:

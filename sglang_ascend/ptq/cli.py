@@ -16,7 +16,10 @@ ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU thread
 def quantize(
     folder: Annotated[Path, typer.Argument(help="The float checkpoint, with its MTP layer.")],
     recipe: Annotated[
-        str, typer.Option(help="w8a8, w8a16, w4a8, fp8, or a YAML file in ModelSlim's words.")
+        str,
+        typer.Option(
+            help="w8a8, w8a8-mixed, w8a16, w4a8, fp8, or a YAML file in ModelSlim's words."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="The new folder; it appears when it is complete.")],
     seed: Annotated[int, typer.Option(min=0, help="Of the calibration text.")] = 0,
@@ -28,6 +31,7 @@ def quantize(
     """Quantize a checkpoint and its MTP layer; serve the result like any other.
 
     - **w8a8**: int8 weights per channel, int8 inputs per token.
+    - **w8a8-mixed**: as w8a8, but inputs stay float where int8 would cost more than FP8 does.
     - **w8a16**: int8 weights, inputs as they are.
     - **w4a8**: experts in int4 by GPTQ, every other linear as in w8a8.
     - **fp8**: E4M3 in blocks of 128x128, inputs in groups of 128: DeepSeek's own format.
@@ -65,6 +69,7 @@ def quantize(
         console.print(f"{name}: {count} linears")
     for reason, names in (
         ("int8 per channel, for groups do not divide their width", summary.fallbacks),
+        ("float inputs, for rounding them costs more than max_error", summary.float_inputs),
         ("float, as the recipe asks", summary.left_float),
     ):
         if names:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
-from sglang_ascend.ptq.calibration import Inputs, quantize_linear
+from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear
 from sglang_ascend.ptq.layers import Layers, Pack, linears, packed
 from sglang_ascend.ptq.progress import Partial, read_weight
 from sglang_ascend.ptq.text import own_text
@@ -23,21 +23,23 @@ from sglang_ascend.quantization.convert import convert
 from sglang_ascend.quantization.layouts import Layout, Scheme
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, write_side_file
 from sglang_ascend.quantization.recipe import QConfig, Recipe
-from sglang_ascend.quantization.weight import QuantizedWeight
+from sglang_ascend.quantization.weight import WEIGHT_ONLY, QuantizedWeight
 from sglang_ascend.quantization.writers import make_writer
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.families import Target
 
+JUDGING_TEXTS = 16  # where nothing is fitted to the inputs, and only their errors are averaged
 CHAIN_STEPS = 3  # the MTP layer sees its own output from its second step on
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What was done: linears by scheme, those whose groups do not divide, those left float, and the
-    globs of the recipe that matched nothing."""
+    """What was done: linears by scheme, those whose groups do not divide, those whose inputs stayed
+    float, those left float, and the globs of the recipe that matched nothing."""
 
     schemes: Mapping[str, int]
     fallbacks: tuple[str, ...]
+    float_inputs: tuple[str, ...]
     left_float: tuple[str, ...]
     unmatched: tuple[str, ...]
     already_done: bool = False
@@ -60,7 +62,7 @@ class Quantization:
         self, folder: Path, recipe: Recipe, out: Path, seed: int = 0, num_texts: int = 128
     ) -> None:
         self.target, self.recipe, self.out = Target.open(folder), recipe, out
-        self.seed, self.num_texts = seed, num_texts
+        self.seed = seed
         self.layers = Layers(self.target, Weights(folder))
         has_mtp = any(name.startswith(self.target.mtp_prefix) for name in self.target.tensors)
         self.num_parts = self.layers.num_layers + has_mtp
@@ -68,6 +70,11 @@ class Quantization:
         self.fallbacks, self.left_float = [], []
         for number in range(self.num_parts):
             self.schemes.append(self._schemes_of(number))
+        asked = [scheme for schemes in self.schemes for scheme in schemes.values()]
+        self.num_texts = 0
+        if any(scheme.calibrated for scheme in asked):
+            is_fitted = any(scheme.fitted for scheme in asked)
+            self.num_texts = num_texts if is_fitted else min(num_texts, JUDGING_TEXTS)
         if not any(self.schemes):
             raise CheckpointError(
                 f"recipe {shown(recipe.name)} matches no linear of {shown(folder)}; write its "
@@ -97,17 +104,34 @@ class Quantization:
             CheckpointError: `out` exists and is another recipe's, or the layout cannot hold what
                 the recipe asks for.
         """
-        counts = Counter(s.name for schemes in self.schemes for s in schemes.values())
-        summary = Summary(counts, tuple(self.fallbacks), tuple(self.left_float), self._unmatched())
         if self.out.exists() or self.out.is_symlink():
             self._refuse_other_output()
-            return replace(summary, already_done=True)
+            return self._summary(already_done=True)
         partial = Partial(self.out.with_name(self.out.name + ".partial"), self.task)
         with torch.inference_mode():
             self._solve(partial, progress)
         self._write(partial)
         progress("written")
-        return summary
+        return self._summary(already_done=False)
+
+    def _summary(self, already_done: bool) -> Summary:
+        """From the finished checkpoint, which says whose inputs stayed float."""
+        written, counts, float_inputs = Checkpoint.open(self.out).schemes, Counter(), []
+        for number, schemes in enumerate(self.schemes):
+            for name, scheme in schemes.items():
+                module = self.layers.prefix(number) + name
+                if scheme.max_error and written[module].input_rule == WEIGHT_ONLY:
+                    float_inputs.append(module)
+                    scheme = scheme.with_float_inputs
+                counts[scheme.name] += 1
+        return Summary(
+            counts,
+            tuple(self.fallbacks),
+            tuple(float_inputs),
+            tuple(self.left_float),
+            self._unmatched(),
+            already_done,
+        )
 
     def _unmatched(self) -> tuple[str, ...]:
         modules = [
@@ -131,11 +155,10 @@ class Quantization:
     @property
     def record(self) -> dict[str, Any]:
         """The part of `task` that the finished checkpoint says of itself."""
-        calibrated = any(s.calibrated for schemes in self.schemes for s in schemes.values())
         return {
             "name": self.recipe.name,
             "spec": self.recipe.spec.model_dump(mode="json"),
-            "calibration": {"seed": self.seed, "texts": self.num_texts} if calibrated else None,
+            "calibration": {"seed": self.seed, "texts": self.num_texts} if self.num_texts else None,
             "int8_per_channel_instead_of_groups": self.fallbacks,
         }
 
@@ -210,10 +233,12 @@ class Quantization:
         progress: Callable[[str], object],
     ) -> None:
         prefix, solved = self.layers.prefix(number), {}
+        kept_float = float_inputs(layer, self.schemes[number], inputs)
         for name, linear in linears(layer):
             scheme = self.schemes[number].get(name)
             if scheme is not None:
-                seen = inputs.of(name) if scheme.calibrated else None
+                seen = inputs.of(name) if scheme.fitted else None
+                scheme = scheme.with_float_inputs if name in kept_float else scheme
                 solved[prefix + name] = quantize_linear(linear, scheme, seen)
         partial.write(number, solved)
         progress(prefix.removesuffix("."))

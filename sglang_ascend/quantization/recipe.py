@@ -30,6 +30,7 @@ class Extension(_Strict):
     damping: float = Field(default=0.01, gt=0)
     act_order: bool = False
     scale_search: bool = False
+    max_error: float | None = Field(default=None, gt=0)
 
 
 class InputSpec(_Strict):
@@ -49,6 +50,8 @@ class InputSpec(_Strict):
             raise ValueError("a static input (per_tensor) is int8")
         if self.scope != "per_tensor" and not self.symmetric:
             raise ValueError("an input that is scaled at run time is symmetric")
+        if self.scope != "per_token" and self.ext.max_error is not None:
+            raise ValueError("max_error is of inputs that are scaled per_token")
         return self
 
 
@@ -101,16 +104,33 @@ class QConfig(_Strict):
             return self
         if (self.act.dtype == "fp8_e4m3") != (self.weight.dtype == "fp8_e4m3"):
             raise ValueError("weight and act are both fp8_e4m3 or both integers")
+        if self.act.ext.max_error is not None and self.weight.dtype != "int8":
+            raise ValueError("max_error leaves inputs float, which only an int8 weight goes with")
         if not self.weight.symmetric:
             raise ValueError("a weight with zero points goes without act: set symmetric to true")
         return self
 
     @property
-    def calibrated(self) -> bool:
-        """Whether the inputs of the linear must be seen."""
+    def max_error(self) -> float | None:
+        """The share of its outputs by which rounding its inputs may move a linear; above it they
+        stay float."""
+        return self.act.ext.max_error if self.act else None
+
+    @property
+    def fitted(self) -> bool:
+        """Whether codes or scales are made for the inputs that the linear sees."""
         return self.weight.method == "gptq" or (
             self.act is not None and self.act.scope == "per_tensor"
         )
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether the inputs of the linear must be seen."""
+        return self.fitted or self.max_error is not None
+
+    @property
+    def with_float_inputs(self) -> QConfig:
+        return QConfig(weight=self.weight)
 
     @property
     def name(self) -> str:

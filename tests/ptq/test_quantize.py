@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
+from sglang_ascend.ptq.calibration import rounding_errors
 from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts.ours import sha256
-from sglang_ascend.quantization.recipe import parse_recipe, read_recipe
+from sglang_ascend.quantization.recipe import InputSpec, parse_recipe, read_recipe
 
 TEXTS = 6
 GROUPS = """
@@ -33,6 +34,15 @@ spec:
         act: {scope: per_tensor, dtype: int8, symmetric: false}
         weight: {scope: per_channel, dtype: int8}
       include: ["*self_attn.o_proj"]
+"""
+LIMITED = """
+spec:
+  process:
+    - type: linear_quant
+      qconfig:
+        act: {scope: per_token, dtype: int8, ext: {max_error: LIMIT}}
+        weight: {scope: per_channel, dtype: int8}
+      exclude: ["*kv_b_proj"]
 """
 FLOAT_PARTS = ("embed_tokens", "lm_head", "norm", "mlp.gate.", "eh_proj", "input_proj", "bias")
 
@@ -83,6 +93,59 @@ def test_groups_that_do_not_divide_are_int8_per_channel_and_said_to_be(nano, tmp
         is_fallback = module in summary.fallbacks
         assert int(weight.codes.abs().max()) == (127 if is_fallback else 7)
         assert weight.scale.shape[1] == (1 if is_fallback else weight.shape[1] // 32)
+
+
+def test_inputs_stay_float_where_int8_costs_too_much_and_fused_linears_are_of_one_kind(
+    nano, nano_w8a8, tmp_path
+):
+    """Only the input's rule differs from w8a8's; with a larger limit every input is int8."""
+    plain = Checkpoint.open(nano_w8a8)
+    kinds = {}
+    for limit in (0.0003, 1.0):
+        recipe = parse_recipe(LIMITED.replace("LIMIT", str(limit)), "limited")
+        task = Quantization(nano, recipe, tmp_path / str(limit), num_texts=2)
+        summary, found = task.run(), Checkpoint.open(tmp_path / str(limit))
+        assert found.schemes.keys() == plain.schemes.keys()
+        kinds[limit] = {name: scheme.input_rule.kind for name, scheme in found.schemes.items()}
+        named = {name for name, kind in kinds[limit].items() if kind == "none"}
+        assert set(summary.float_inputs) == named
+        assert summary.schemes.get("W8A16", 0) == len(named)
+        assert sum(summary.schemes.values()) == len(found.schemes)
+        assert task.run().already_done and task.run().schemes == summary.schemes
+        some = sorted(named)[:3] or sorted(found.schemes)[:3]
+        for name in some:
+            assert torch.equal(found.weight(name).codes, plain.weight(name).codes)
+    assert set(kinds[1.0].values()) == {"per_token"}  # the control
+    assert set(kinds[0.0003].values()) == {"per_token", "none"}
+    for layer in range(5):
+        prefix = f"model.layers.{layer}."
+        for fused in (
+            ("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+            ("mlp.gate_proj", "mlp.up_proj"),
+            ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+            [f"mlp.experts.{n}.{part}_proj" for n in range(8) for part in ("gate", "up")],
+            [f"mlp.experts.{n}.down_proj" for n in range(8)],
+        ):
+            names = [prefix + name for name in fused if prefix + name in plain.schemes]
+            assert len({kinds[0.0003][name] for name in names}) <= 1, names
+
+
+@torch.inference_mode()
+def test_a_rounding_error_is_the_share_of_the_outputs_that_moved():
+    """In float64 NumPy, with an outlier that takes all but a few codes of one row."""
+    generator = torch.Generator().manual_seed(0)
+    linear = torch.nn.Linear(64, 32, bias=True)
+    seen = torch.randn(5, 64, generator=generator)
+    seen[2, 7] = 1000.0
+    x, w = seen.double().numpy(), linear.weight.double().numpy()
+    scale = np.abs(x).max(1, keepdims=True) / 127
+    moved = (np.round(x / scale) * scale - x) @ w.T
+    expected = (moved**2).sum(1) / ((x @ w.T) ** 2).sum(1)
+    spec = InputSpec(scope="per_token", dtype="int8")
+    found = rounding_errors(linear, seen, spec).numpy()
+    np.testing.assert_allclose(found, expected, rtol=2e-3)
+    linear.weight[:, 7] = 0  # the outlier itself is no part of the outputs: only its harm is
+    assert rounding_errors(linear, seen, spec)[2] > 0.5 > 0.01 > found[0]
 
 
 def test_a_static_scale_spans_what_calibration_saw(with_mtp, tmp_path):

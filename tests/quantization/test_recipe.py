@@ -40,6 +40,7 @@ spec:
     ("name", "schemes"),
     [
         ("w8a8", ["W8A8", None, "W8A8", "W8A8"]),
+        ("w8a8-mixed", ["W8A8", None, "W8A8", "W8A8"]),
         ("w8a16", ["W8A16", None, "W8A16", "W8A16"]),
         ("w4a8", ["W8A8", None, "W4A8", "W8A8"]),
         ("fp8", ["FP8 W8A8"] * 4),
@@ -48,7 +49,7 @@ spec:
 def test_the_built_in_recipes_say_what_their_names_say(name, schemes):
     found = [read_recipe(name).scheme(module) for module in (ATTENTION, ABSORBED, EXPERT, SHARED)]
     assert [scheme and scheme.name for scheme in found] == schemes
-    assert built_in_names() == ["fp8", "w4a8", "w8a16", "w8a8"]
+    assert built_in_names() == ["fp8", "w4a8", "w8a16", "w8a8", "w8a8-mixed"]
 
 
 def test_the_last_of_a_group_wins_and_the_first_process_wins():
@@ -94,6 +95,21 @@ def changed(old: str, new: str) -> str:
             ),
             "a weight with zero points goes without act",
         ),
+        (
+            changed(
+                "            weight:",
+                "            act: {scope: per_token, dtype: int8, ext: {max_error: 0.1}}\n"
+                "            weight:",
+            ),
+            "which only an int8 weight goes with",
+        ),
+        (
+            changed(
+                '{scope: "per_token", dtype: "int8", ',
+                '{scope: "per_tensor", dtype: "int8", ext: {max_error: 0.1}, ',
+            ),
+            "max_error is of inputs that are scaled per_token",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_sentence(text, reason):
@@ -105,5 +121,7 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(text, reason):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(RecipeError, match="neither one of fp8, w4a8, w8a16, w8a8 nor a readable"):
+    with pytest.raises(
+        RecipeError, match="neither one of fp8, w4a8, w8a16, w8a8, w8a8-mixed nor a"
+    ):
         read_recipe("w2a2")
