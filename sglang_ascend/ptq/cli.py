@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sglang_ascend.quantization.cli import refusals
+
+if TYPE_CHECKING:
+    from sglang_ascend.ptq.quantize import Summary
 
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 
@@ -47,7 +50,6 @@ def quantize(
     Example: `sglang-ascend quantize $(sglang-ascend model-path smollm2-mtp) --recipe w8a8 --out q`
     """
     _use_threads(threads)
-    from rich.console import Console
     from tqdm import tqdm
 
     from sglang_ascend.ptq.quantize import Quantization
@@ -62,20 +64,7 @@ def quantize(
                 bar.update()
 
             summary = task.run(step)
-    console = Console(stderr=True, soft_wrap=True)
-    if summary.already_done:
-        console.print(f"{out} is this recipe's output already")
-    for name, count in summary.schemes.items():
-        console.print(f"{name}: {count} linears")
-    for reason, names in (
-        ("int8 per channel, for groups do not divide their width", summary.fallbacks),
-        ("float inputs, for rounding them costs more than max_error", summary.float_inputs),
-        ("float, as the recipe asks", summary.left_float),
-    ):
-        if names:
-            console.print(f"{reason}: {len(names)} linears, first {names[0]}")
-    for globs in summary.unmatched:
-        console.print(f"no linear matches {globs}: this part of the recipe did nothing")
+    _report(summary, out)
     typer.echo(out)
 
 
@@ -137,6 +126,26 @@ def evaluate(
         return
     for table in tables(report):
         Console().print(table)
+
+
+def _report(summary: Summary, out: Path) -> None:
+    """What became of the linears, on stderr."""
+    from rich.console import Console
+
+    console = Console(stderr=True, soft_wrap=True)
+    if summary.already_done:
+        console.print(f"{out} is this recipe's output already")
+    for name, count in summary.schemes.items():
+        console.print(f"{name}: {count} linears")
+    for reason, names in (
+        ("int8 per channel, for groups do not divide their width", summary.fallbacks),
+        ("float inputs, for rounding them costs more than max_error", summary.float_inputs),
+        ("float, as the recipe asks", summary.left_float),
+    ):
+        if names:
+            console.print(f"{reason}: {len(names)} linears, first {names[0]}")
+    for globs in summary.unmatched:
+        console.print(f"no linear matches {globs}: this part of the recipe did nothing")
 
 
 def _use_threads(threads: int) -> None:
