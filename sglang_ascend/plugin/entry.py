@@ -41,10 +41,12 @@ def _register() -> None:
     from sglang_ascend.plugin.hooks.registration import hooked_from_the_start, register_hooks
     from sglang_ascend.plugin.mtp.algorithm import register_mtp
     from sglang_ascend.plugin.npu.waits import log_waits
+    from sglang_ascend.plugin.quantization.registration import register_quantization
     from sglang_ascend.plugin.startup_checks import register_startup_checks
 
     register_mtp()
     register_attention()
+    register_quantization()
     register_startup_checks()
     if hooked_from_the_start():
         register_hooks()

@@ -87,39 +87,10 @@ def test_a_layout_is_read_to_the_numbers_that_were_packed(case, tmp_path):
     assert_read(CASES[case](), tmp_path)
 
 
-CODES = ("qweight", "weight_packed", "weight")
-SCALES = ("scales", "weight_scale_inv", "weight_scale", "deq_scale", "weight_scale_second")
-ZEROS = ("qzeros", "weight_zero_point", "weight_offset")
-
-
-def swap_nibbles(raw: packers.Raw) -> packers.Raw:
-    dtype, array = raw
-    data = np.ascontiguousarray(array).view("u1")
-    return dtype, ((data >> 4) | (data << 4)).view(array.dtype)
-
-
-def displace(raw: packers.Raw) -> packers.Raw:
-    dtype, array = raw
-    is_transposed = array.ndim == 2 and dtype == "F16"  # GPTQ and AWQ: [groups, out]
-    return dtype, np.roll(array, 1, axis=1 if is_transposed else 0)
-
-
-def forget(raw: packers.Raw) -> packers.Raw:
-    dtype, array = raw
-    return dtype, np.full_like(array, 0x88888888 - (1 << 32) if dtype == "I32" else 0)
-
-
-CONTROLS = {
-    "swapped nibbles": (CODES, swap_nibbles),
-    "scale off by one row": (SCALES, displace),
-    "zero point left out": (ZEROS, forget),
-}
-
-
-@pytest.mark.parametrize("control", CONTROLS)
+@pytest.mark.parametrize("control", packers.MISTAKES)
 @pytest.mark.parametrize("case", CASES)
 def test_a_displaced_tensor_is_read_to_other_numbers_or_refused(case, control, tmp_path):
-    suffixes, change = CONTROLS[control]
+    suffixes, change = packers.MISTAKES[control]
     packed = CASES[case]()
     changed = {}
     for name, raw in packed.tensors.items():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from quantized_checkpoints import Write, write_quantized
 from reference_model import ReferenceModel
 from server_pool import ServerPool
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -73,3 +75,21 @@ def held_out_prompts() -> dict[str, list[str]]:
         path.stem.removeprefix("heldout_"): [row["prompt"] for row in json.loads(path.read_text())]
         for path in sorted(DATA.glob("heldout_*.json"))
     }
+
+
+@pytest.fixture(scope="session")
+def quantized_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("quantized")
+
+
+@pytest.fixture
+def write(model_folder: Path, quantized_folder: Path) -> Write:
+    """Writes a quantized checkpoint once for each set of options."""
+
+    def once(layout: str, **options: Any) -> Path:
+        words = [layout, *(f"{key} {value}" for key, value in options.items())]
+        folder = quantized_folder / " ".join(words).replace(" ", "-")
+        exists = folder.exists()
+        return folder if exists else write_quantized(model_folder, folder, layout, **options)
+
+    return once

@@ -139,6 +139,11 @@ class LaunchedServer(ServerProcess):
         with ThreadPoolExecutor(concurrency) as pool:
             return list(pool.map(lambda p: self.generate([p], sampling, **fields)[0], prompts))
 
+    def update_weights(self, folder: Path) -> None:
+        """Serves the weights of `folder` from now on."""
+        response = self.post("/update_weights_from_disk", model_path=str(folder))
+        assert response.status_code == 200 and response.json()["success"], response.text
+
     def flush_cache(self) -> None:
         """Empties the radix cache."""
         response = self.post("/flush_cache")

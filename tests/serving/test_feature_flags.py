@@ -166,16 +166,11 @@ def test_a_weight_update_reaches_the_head_of_a_draft_vocabulary(
 
     expected, before = ask_both([whole, cut], lambda s: s.generate(prompts, greedy(40)))
     assert tokens_of(before) == tokens_of(expected)
-    update_weights(cut, empty_head)
+    cut.update_weights(empty_head)
     silent = cut.generate(prompts, greedy(40))
     assert {token for reply in silent for token in reply.tokens} == {0}
     assert tokens_per_step(silent) > 3.5, "the drafts are not those of the new head"
-    update_weights(cut, folder)
+    cut.update_weights(folder)
     after = cut.generate(prompts, greedy(40))
     assert tokens_of(after) == tokens_of(expected)
     assert 1.3 < tokens_per_step(after) == tokens_per_step(before)
-
-
-def update_weights(server: LaunchedServer, folder: Path) -> None:
-    response = server.post("/update_weights_from_disk", model_path=str(folder))
-    assert response.status_code == 200 and response.json()["success"], response.text

@@ -13,12 +13,12 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from launched_server import LaunchedServer, Reply, greedy
-from quantized_checkpoints import write_decoded, write_int8
+from offline_model import ALL_ROWS, MAX_KL, OfflineModel, mean_kl
+from quantized_checkpoints import Write, write_decoded
 from reference_model import ReferenceModel
 from server_pairs import TEST_TIMEOUT_S, ask_both, plain_and_mtp, tokens_per_step
 from server_pool import ServerPool
@@ -45,24 +45,6 @@ pytestmark = [
     pytest.mark.timeout(TEST_TIMEOUT_S),
     pytest.mark.parametrize("model", ["nano-deepseek"]),
 ]
-
-Write = Callable[..., Path]
-
-
-@pytest.fixture(scope="session")
-def quantized_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("quantized")
-
-
-@pytest.fixture
-def int8(model_folder: Path, quantized_folder: Path) -> Write:
-    """Writes a checkpoint once for each set of options."""
-
-    def write(scheme: str, **options: object) -> Path:
-        folder = quantized_folder / "-".join([scheme, *(f"{k}{v}" for k, v in options.items())])
-        return folder if folder.exists() else write_int8(model_folder, folder, scheme, **options)  # pyright: ignore
-
-    return write
 
 
 @pytest.fixture
@@ -108,12 +90,12 @@ def gap_where_they_part(plain: Reply, mtp: Reply) -> float:
 
 def test_weight_only_int8_has_the_log_probabilities_of_its_decoded_weights(
     servers: ServerPool,
-    int8: Write,
+    write: Write,
     model_folder: Path,
     quantized_folder: Path,
     prompts: list[list[int]],
 ) -> None:
-    pair = servers.get_flushed(*plain_and_mtp(int8("W8A16")))
+    pair = servers.get_flushed(*plain_and_mtp(write("W8A16")))
     asked = prompts[:16]
     answers = ask_both(
         pair,
@@ -123,7 +105,7 @@ def test_weight_only_int8_has_the_log_probabilities_of_its_decoded_weights(
     )
     assert [reply.tokens for reply in answers[0]] == [reply.tokens for reply in answers[1]]
     assert tokens_per_step(answers[1]) > 1.5
-    reference = ReferenceModel(write_decoded(model_folder, quantized_folder / "decoded"))
+    reference = ReferenceModel(write_decoded(model_folder, quantized_folder / "decoded", "W8A16"))
 
     def worst(replies) -> float:
         return max(
@@ -139,12 +121,32 @@ def test_weight_only_int8_has_the_log_probabilities_of_its_decoded_weights(
 
 
 def test_int8_inputs_give_the_same_tokens_with_speculation_but_for_ties(
-    servers: ServerPool, int8: Write, prompts: list[list[int]]
+    servers: ServerPool, write: Write, prompts: list[list[int]]
 ) -> None:
-    pair = servers.get_flushed(*plain_and_mtp(int8("W8A8_DYNAMIC")))
+    pair = servers.get_flushed(*plain_and_mtp(write("W8A8_DYNAMIC")))
     check_replies(pair, prompts)
     for server in pair:
         assert "Quantized linears (modelslim): 131 of W8A8_DYNAMIC" in server.log()
+
+
+def test_int8_inputs_give_the_distributions_of_the_definition(
+    servers: ServerPool,
+    write: Write,
+    model_folder: Path,
+    quantized_folder: Path,
+    prompts: list[list[int]],
+) -> None:
+    """Teacher-forced, prefill and decode; offline every input is rounded in float64."""
+    pair = servers.get_flushed(*plain_and_mtp(write("W8A8_DYNAMIC")))
+    asked = prompts[:32]
+    decoded = write_decoded(model_folder, quantized_folder / "decoded-int8", "W8A8_DYNAMIC")
+    offline = OfflineModel(decoded, "W8A8_DYNAMIC")
+    for replies in ask_both(pair, lambda server: server.generate(asked, greedy(8), **ALL_ROWS)):
+        found = mean_kl(map(offline.rows_of, asked, replies))
+        print(f"KL(served, offline) of int8 inputs: {found:.1e}")
+        assert found < MAX_KL
+        with offline.scales_off_by_one_row():  # the control
+            assert mean_kl(map(offline.rows_of, asked[:8], replies[:8])) > 10 * MAX_KL
 
 
 @pytest.mark.parametrize("recipe", ["w4a8", pytest.param("fp8", marks=pytest.mark.slow)])
@@ -183,12 +185,12 @@ def command(*words: str) -> str:
 @pytest.mark.parametrize("combination", COMBINATIONS)
 def test_the_mtp_layer_drafts_as_well_as_in_float(
     servers: ServerPool,
-    int8: Write,
+    write: Write,
     model_folder: Path,
     prompts: list[list[int]],
     combination: str,
 ) -> None:
-    folder = int8("W8A8_DYNAMIC", **COMBINATIONS[combination])
+    folder = write("W8A8_DYNAMIC", **COMBINATIONS[combination])
     kept = acceptance(mtp_server(servers, folder), prompts)
     floats = acceptance(mtp_server(servers, model_folder), prompts)
     assert kept >= MIN_ACCEPTANCE_KEPT * floats
@@ -196,9 +198,9 @@ def test_the_mtp_layer_drafts_as_well_as_in_float(
 
 @pytest.mark.slow
 def test_the_scales_of_another_layer_are_seen_in_acceptance(
-    servers: ServerPool, int8: Write, model_folder: Path, prompts: list[list[int]]
+    servers: ServerPool, write: Write, model_folder: Path, prompts: list[list[int]]
 ) -> None:
     """The control of the acceptance above."""
-    wrong = acceptance(mtp_server(servers, int8("W8A8_DYNAMIC", mtp_scales_of_layer=1)), prompts)
+    wrong = acceptance(mtp_server(servers, write("W8A8_DYNAMIC", mtp_scales_of_layer=1)), prompts)
     floats = acceptance(mtp_server(servers, model_folder), prompts)
     assert wrong < MIN_ACCEPTANCE_KEPT * floats

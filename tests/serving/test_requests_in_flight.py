@@ -161,12 +161,6 @@ def with_weights(folder: Path, copy: Path, factors: Callable[[str], float]) -> P
     return copy
 
 
-def update(server: LaunchedServer, folder: Path) -> None:
-    response = server.post("/update_weights_from_disk", model_path=str(folder))
-    assert response.status_code == 200, response.text
-    assert response.json()["success"] is True, response.text
-
-
 def test_an_update_reaches_every_weight_of_the_model_and_of_the_mtp_layer(
     pair: list[LaunchedServer], prompts: Prompts, model_folder: Path, tmp_path: Path
 ) -> None:
@@ -181,17 +175,17 @@ def test_an_update_reaches_every_weight_of_the_model_and_of_the_mtp_layer(
     )
     try:
         for server in pair:
-            update(server, other)
+            server.update_weights(other)
         assert tokens_of(assert_both_answer_alike(pair, prompts)) != tokens_of(before)
-        update(plain, model_folder)
+        plain.update_weights(model_folder)
         # The same model, an MTP layer of zeros: the same tokens, but its drafts are worthless.
-        update(mtp, no_draft)
+        mtp.update_weights(no_draft)
         undrafted = assert_both_answer_alike(pair, prompts)
         assert tokens_of(undrafted) == tokens_of(before)
         assert tokens_per_step(undrafted) < 1.1 < 1.5 < tokens_per_step(before)
     finally:
         for server in pair:
-            update(server, model_folder)
+            server.update_weights(model_folder)
     after = assert_both_answer_alike(pair, prompts)
     assert tokens_of(after) == tokens_of(before)
     assert tokens_per_step(after) == tokens_per_step(before)

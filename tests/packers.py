@@ -73,6 +73,15 @@ def i64(codes: np.ndarray) -> Raw:
     return "I64", codes.astype("<i8")
 
 
+def nibbles(codes: np.ndarray) -> Raw:
+    """ModelSlim's: [out / 2, in], the even row below."""
+    return i8(((codes[0::2] & 15) | ((codes[1::2] & 15) << 4)).astype("u1").view("i1"))
+
+
+def named(module: str, tensors: dict[str, Raw]) -> dict[str, Raw]:
+    return {f"{module}.{suffix}": raw for suffix, raw in tensors.items()}
+
+
 def e4m3_table() -> np.ndarray:
     """The value of each byte: sign, four bits of exponent (bias 7), three of mantissa."""
     table = np.empty(256)
@@ -121,7 +130,6 @@ def gptq(
     g_idx = np.arange(in_features) // group
     if shuffled:
         rng.shuffle(g_idx)
-    stored = zeros if version == "gptq_v2" else (zeros - 1) % (1 << bits)
     values = (codes - zeros[g_idx]).astype("<f4") * scale[g_idx].astype("<f4")
     settings = {
         "quant_method": "gptq",
@@ -133,14 +141,29 @@ def gptq(
     return Packed(
         {
             "model.norm.weight": f32(np.ones(in_features)),
-            "a.q_proj.qweight": words(codes, bits, 0),
-            "a.q_proj.qzeros": words(stored, bits, 1),
-            "a.q_proj.scales": ("F16", scale),
-            "a.q_proj.g_idx": i32(g_idx),
+            **named("a.q_proj", gptq_tensors(codes, zeros, scale, g_idx, bits, version)),
         },
         {"a.q_proj": values.T},
         {**ARCHITECTURE, "quantization_config": settings},
     )
+
+
+def gptq_tensors(
+    codes: np.ndarray,
+    zeros: np.ndarray,
+    scale: np.ndarray,
+    g_idx: np.ndarray,
+    bits: int = 4,
+    version: str = "gptq",
+) -> dict[str, Raw]:
+    """Unsigned codes [in, out], zeros and scales [groups, out], the group of each input."""
+    stored = zeros if version == "gptq_v2" else (zeros - 1) % (1 << bits)
+    return {
+        "qweight": words(codes, bits, 0),
+        "qzeros": words(stored, bits, 1),
+        "scales": ("F16", scale),
+        "g_idx": i32(g_idx),
+    }
 
 
 def awq(shape: tuple[int, int] = (16, 64), group_size: int = 32) -> Packed:
@@ -151,14 +174,6 @@ def awq(shape: tuple[int, int] = (16, 64), group_size: int = 32) -> Packed:
     codes = rng.integers(0, 16, (in_features, out_features))
     zeros = rng.integers(0, 16, (num_groups, out_features))
     scale = rng.uniform(0.01, 0.1, (num_groups, out_features)).astype("<f2")
-
-    def interleaved(rows: np.ndarray) -> Raw:
-        packed = np.zeros((len(rows), out_features // 8), np.uint32)
-        for column in range(out_features):
-            nibble = AWQ_ORDER.index(column % 8)
-            packed[:, column // 8] |= rows[:, column].astype(np.uint32) << np.uint32(4 * nibble)
-        return "I32", packed.view("<i4")
-
     g_idx = np.arange(in_features) // group
     values = (codes - zeros[g_idx]).astype("<f4") * scale[g_idx].astype("<f4")
     settings = {
@@ -171,13 +186,28 @@ def awq(shape: tuple[int, int] = (16, 64), group_size: int = 32) -> Packed:
     return Packed(
         {
             "model.norm.weight": f32(np.ones(in_features)),
-            "a.q_proj.qweight": interleaved(codes),
-            "a.q_proj.qzeros": interleaved(zeros),
-            "a.q_proj.scales": ("F16", scale),
+            **named("a.q_proj", awq_tensors(codes, zeros, scale)),
         },
         {"a.q_proj": values.T},
         {**ARCHITECTURE, "quantization_config": settings},
     )
+
+
+def awq_tensors(codes: np.ndarray, zeros: np.ndarray, scale: np.ndarray) -> dict[str, Raw]:
+    """Unsigned codes [in, out], zeros and scales [groups, out]."""
+
+    def interleaved(rows: np.ndarray) -> Raw:
+        packed = np.zeros((len(rows), rows.shape[1] // 8), np.uint32)
+        for column in range(rows.shape[1]):
+            nibble = AWQ_ORDER.index(column % 8)
+            packed[:, column // 8] |= rows[:, column].astype(np.uint32) << np.uint32(4 * nibble)
+        return "I32", packed.view("<i4")
+
+    return {
+        "qweight": interleaved(codes),
+        "qzeros": interleaved(zeros),
+        "scales": ("F16", scale),
+    }
 
 
 def fp8_bytes(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
@@ -311,8 +341,7 @@ def modelslim(group_size: int = 0, in_features: int = 88) -> Packed:
     add_static(rng, add, values, shape)
     codes, scale = rng.integers(-8, 8, shape), scales(rng, 6, num_groups)
     values["a.down_proj"] = codes.astype("<f4") * scale[:, columns]
-    nibbles = (codes[0::2] & 15) | ((codes[1::2] & 15) << 4)
-    w4a8 = {"weight": i8(nibbles.astype("u1").view("i1")), "weight_offset": f32(np.zeros((6, 1)))}
+    w4a8 = {"weight": nibbles(codes), "weight_offset": f32(np.zeros((6, 1)))}
     w4a8["scale_bias"] = f32(8 * values["a.down_proj"].sum(1, keepdims=True))
     if group_size:
         channel = scales(rng, 6, 1)
@@ -350,3 +379,31 @@ def add_static(rng: np.random.Generator, add: Any, values: dict, shape: tuple[in
             deq_scale=i64(deq_scale.view("<i4")) if is_bits else f32(deq_scale),
         )
         values[f"{module}.bias"] = (quant_bias + codes.sum(1) * offset) * deq_scale
+
+
+def swap_nibbles(raw: Raw) -> Raw:
+    dtype, array = raw
+    data = np.ascontiguousarray(array).view("u1")
+    return dtype, ((data >> 4) | (data << 4)).view(array.dtype)
+
+
+def displace(raw: Raw) -> Raw:
+    dtype, array = raw
+    is_transposed = array.ndim == 2 and dtype == "F16"  # GPTQ and AWQ: [groups, out]
+    return dtype, np.roll(array, 1, axis=1 if is_transposed else 0)
+
+
+def forget(raw: Raw) -> Raw:
+    dtype, array = raw
+    return dtype, np.full_like(array, 0x88888888 - (1 << 32) if dtype == "I32" else 0)
+
+
+# Of a reader: the tensors that it reads wrongly, and how.
+MISTAKES = {
+    "swapped nibbles": (("qweight", "weight_packed", "weight"), swap_nibbles),
+    "scale off by one row": (
+        ("scales", "weight_scale_inv", "weight_scale", "deq_scale", "weight_scale_second"),
+        displace,
+    ),
+    "zero point left out": (("qzeros", "weight_zero_point", "weight_offset"), forget),
+}
