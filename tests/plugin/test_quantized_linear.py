@@ -104,11 +104,15 @@ def test_ranks_slices_of_outputs_and_inputs_are_the_whole(num_ranks):
     weight = weight_of(8, 0)
     rows, whole = to_rows(weight), weight.dequantize()
     ranks = [(rank, num_ranks) for rank in range(num_ranks)]
-    outputs = [slice_of_rank(rows, 8 // num_ranks, WIDTH, rank).dequantize() for rank in ranks]
+    outputs = [
+        slice_of_rank("o_proj", rows, 8 // num_ranks, WIDTH, rank).dequantize() for rank in ranks
+    ]
     assert_close(torch.cat(outputs), whole, rtol=0, atol=0)
-    inputs = [slice_of_rank(rows, 8, WIDTH // num_ranks, rank).dequantize() for rank in ranks]
+    inputs = [
+        slice_of_rank("o_proj", rows, 8, WIDTH // num_ranks, rank).dequantize() for rank in ranks
+    ]
     assert_close(torch.cat(inputs, dim=1), whole, rtol=0, atol=0)
-    dense = [slice_of_rank(whole, 8, WIDTH // num_ranks, rank) for rank in ranks]
+    dense = [slice_of_rank("o_proj", whole, 8, WIDTH // num_ranks, rank) for rank in ranks]
     assert_close(torch.cat(dense, dim=1), whole, rtol=0, atol=0)
 
 
@@ -116,10 +120,21 @@ def test_ranks_beyond_the_key_heads_share_them():
     from sglang_ascend.plugin.quantization.linear import slice_of_rank
 
     weight = weight_of(8, 0)
-    found = [slice_of_rank(to_rows(weight), 4, WIDTH, (rank, 4)).dequantize() for rank in range(4)]
+    found = [
+        slice_of_rank("o_proj", to_rows(weight), 4, WIDTH, (rank, 4)).dequantize()
+        for rank in range(4)
+    ]
     first, second = weight.dequantize().split(4)
     for part, expected in zip(found, (first, first, second, second), strict=True):
         assert_close(part, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("num_rows", "num_columns"), [(6, WIDTH), (16, WIDTH), (8, 5), (2, WIDTH)])
+def test_a_weight_of_another_shape_is_refused(num_rows, num_columns):
+    from sglang_ascend.plugin.quantization.linear import slice_of_rank
+
+    with pytest.raises(ValueError, match=r"o_proj has .* on each of 2 ranks"):
+        slice_of_rank("o_proj", to_rows(weight_of(8, 0)), num_rows, num_columns, (0, 2))
 
 
 def test_a_missing_part_stops_the_start(method):

@@ -117,6 +117,19 @@ def test_a_failed_update_leaves_a_head_that_drafts(drafting, head):
     assert logits_are_of(drafting, head)
 
 
+def test_quantized_linears_take_no_tensors_one_by_one(drafting, head):
+    """They would be collected for a layer whose product is not made again."""
+    from sglang_ascend.plugin.quantization.linear import QuantizedLinear
+
+    drafting.lm_head.quant_method = QuantizedLinear("lm_head")
+    drafting.load_weights = lambda named_tensors: load(drafting, -head)
+    updater = updater_of(drafting)
+    for refused in (updater.load_weights_from_distributed, updater.update_weights_from_tensor):
+        succeeded, message = refused([])
+        assert not succeeded and "/update_weights_from_disk" in message
+    assert logits_are_of(drafting, head)
+
+
 def test_unfollowed_the_old_weights_stay_in_use_or_the_head_is_not_found(drafting, head):
     """The control: what following is for."""
     assert logits_are_of(drafting, head)
@@ -132,9 +145,8 @@ def test_every_method_that_loads_weights_is_followed():
     from sglang_ascend.plugin.requests.weight_updates import FollowedUpdater
 
     loaders = {name for name in vars(WeightUpdater) if name.startswith(("update_w", "load_w"))}
-    assert loaders == {name for name in vars(FollowedUpdater) if name in vars(WeightUpdater)} & {
-        name for name, value in vars(FollowedUpdater).items() if callable(value)
-    } - {"__init__", "__doc__"}
+    followed = {name for name in vars(FollowedUpdater) if not name.startswith("_")}
+    assert loaders == followed & set(vars(WeightUpdater))
     for name in loaders:
         ours, theirs = (
             inspect.signature(vars(cls)[name]) for cls in (FollowedUpdater, WeightUpdater)

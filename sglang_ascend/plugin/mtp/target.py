@@ -12,8 +12,8 @@ from sglang_ascend.plugin.requests.weight_updates import follow_weight_updates
 def prepare_target(target_worker: Any, draft_runner: Any) -> None:
     """Rows are drawn by seeds, weight updates are followed, and only the step is captured."""
     target_worker.model_runner.sampler = SeededSampler()
-    for runner in (target_worker.model_runner, draft_runner):
-        follow_weight_updates(runner)
+    follow_weight_updates(target_worker.model_runner)
+    follow_weight_updates(draft_runner, target_worker.model_runner)
     if device_profile().captures_step:
         _leave_decode_to_the_step(target_worker)
 

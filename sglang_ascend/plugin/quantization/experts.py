@@ -78,7 +78,9 @@ class QuantizedExperts(FusedMoEMethodBase):
             num_rows, num_columns = self.intermediate_size, self.hidden_size
             if shard == DOWN:
                 num_rows, num_columns = num_columns, num_rows
-            return slice_of_rank(self.collected[expert, shard], num_rows, num_columns, rank)
+            return slice_of_rank(
+                self.prefix, self.collected[expert, shard], num_rows, num_columns, rank
+            )
 
         experts = range(self.num_experts)
         dtype = layer.w13_weight.dtype

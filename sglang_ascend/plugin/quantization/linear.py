@@ -39,9 +39,8 @@ class QuantizedLinear(LinearMethodBase):
         **extra_weight_attrs: Any,
     ) -> None:
         self.input_size, self.output_sizes = input_size_per_partition, output_partition_sizes
-        weight = torch.nn.Parameter(torch.empty(0, dtype=params_dtype), requires_grad=False)
-        weight.weight_loader = self.collect  # pyright: ignore[reportAttributeAccessIssue]
-        layer.register_parameter("weight", weight)
+        self.dtype = params_dtype
+        self._give_weight(layer, torch.empty(0, dtype=self.dtype))
 
     def collect(self, param: torch.nn.Parameter, loaded: torch.Tensor, shard: Shard = None) -> None:
         """The ``weight_loader`` of the layer's weight; ``loaded`` is float, or rows of bytes."""
@@ -58,17 +57,21 @@ class QuantizedLinear(LinearMethodBase):
         quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
         if not floats:
             self.product = prepare(concatenate(quantized) if len(quantized) > 1 else quantized[0])
+            self._give_weight(layer, torch.empty(0, dtype=self.dtype))  # it may have been float
             return
         if quantized:
             logger.warning(
                 "%s joins float and quantized weights; it is multiplied as float.", self.prefix
             )
             parts = [p.dequantize() if isinstance(p, QuantizedWeight) else p for p in parts]
-        dense = torch.cat([part.to(layer.weight.dtype) for part in parts])  # pyright: ignore
-        layer.weight = torch.nn.Parameter(dense, requires_grad=False)
-        layer.weight.weight_loader = self.collect  # pyright: ignore[reportAttributeAccessIssue]
+        dense = torch.cat([part.to(self.dtype) for part in parts])
+        self._give_weight(layer, dense)
         floats_method = PreparedLinear()
         self.product = lambda x, bias: floats_method.apply(layer, x, bias)
+
+    def _give_weight(self, layer: torch.nn.Module, weight: torch.Tensor) -> None:
+        layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+        layer.weight.weight_loader = self.collect  # pyright: ignore[reportAttributeAccessIssue]
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
@@ -88,25 +91,39 @@ class QuantizedLinear(LinearMethodBase):
         group = getattr(layer, "tp_group", None)  # a replicated layer has none
         rank = (0, 1) if group is None else get_group_rank_size(group)
         return [
-            slice_of_rank(self.collected[shard], size, self.input_size, rank)
+            slice_of_rank(self.prefix, self.collected[shard], size, self.input_size, rank)
             for shard, size in zip(places, self.output_sizes, strict=True)
         ]
 
 
 def slice_of_rank(
-    tensor: torch.Tensor, num_rows: int, num_columns: int, rank: tuple[int, int]
+    name: str, tensor: torch.Tensor, num_rows: int, num_columns: int, rank: tuple[int, int]
 ) -> torch.Tensor | QuantizedWeight:
-    """The ``num_rows`` outputs and ``num_columns`` inputs of (rank, number of ranks).
+    """The ``num_rows`` outputs and ``num_columns`` inputs of (rank, number of ranks), of layer
+    ``name``.
 
     Where there are fewer slices than ranks, neighbouring ranks have the same one (key heads).
+
+    Raises:
+        ValueError: so many rows and columns are no slices of this tensor.
     """
     rank_index, num_ranks = rank
-    num_slices = max(len(tensor) // num_rows, 1)
+    num_slices = len(tensor) // num_rows
+    if len(tensor) % num_rows or not 0 < num_slices <= num_ranks:
+        raise ValueError(
+            f"{name} has {num_rows} outputs on each of {num_ranks} ranks, and the checkpoint "
+            f"{len(tensor)} in all."
+        )
     first = rank_index * num_slices // num_ranks * num_rows
     rows = tensor[first : first + num_rows]
     weight = from_rows(rows) if tensor.dtype == torch.uint8 else rows
     if weight.shape[1] == num_columns:
         return weight
+    if weight.shape[1] != num_columns * num_ranks:
+        raise ValueError(
+            f"{name} has {num_columns} inputs on each of {num_ranks} ranks, and the checkpoint "
+            f"{weight.shape[1]} in all."
+        )
     start = rank_index * num_columns
     if isinstance(weight, torch.Tensor):
         return weight[:, start : start + num_columns]

@@ -14,6 +14,7 @@ from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
+from sglang_ascend.checkpoint.families import find_family, mtp_prefix
 from sglang_ascend.plugin.quantization.experts import QuantizedExperts
 from sglang_ascend.plugin.quantization.linear import QuantizedLinear
 from sglang_ascend.quantization.checkpoint import Checkpoint
@@ -76,7 +77,8 @@ def weights_of(
     """Around SGLang's iterator over the tensors of a checkpoint."""
     checkpoint = quantized_checkpoint(source.model_or_path)
     if checkpoint is not None:
-        return _tensors(checkpoint)
+        is_draft = source.model_config is not None and source.model_config.is_draft_model
+        return _tensors(checkpoint, _prefix(checkpoint, is_draft))
     return original(
         self,
         source,
@@ -116,12 +118,20 @@ def _announce(checkpoint: Checkpoint) -> None:
     logger.info("Quantized linears (%s): %s%s.", checkpoint.layout.name, counts, note)
 
 
-def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, torch.Tensor]]:
+def _prefix(checkpoint: Checkpoint, is_draft: bool) -> str:
+    """Of the quantized modules that a model takes: a draft shares all but its own layer."""
+    family = find_family(checkpoint.config)
+    return mtp_prefix(family, checkpoint.config) if is_draft and family is not None else ""
+
+
+def _tensors(checkpoint: Checkpoint, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Float tensors as they are; a quantized module as one tensor of rows, named as its weight."""
     for name in checkpoint.float_names():
         if not checkpoint.layout.is_own(name):
             yield name, checkpoint.tensor(name)
     for module in checkpoint.schemes:
+        if not module.startswith(prefix):
+            continue
         weight = checkpoint.weight(module)
         values = weight.dequantize() if is_decoded(module) else to_rows(weight)
         yield f"{module}.weight", values

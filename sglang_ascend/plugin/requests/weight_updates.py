@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,6 +13,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.platforms import current_platform
 
 from sglang_ascend.plugin.cpu.layers import forget_prepared_weights
+from sglang_ascend.plugin.quantization.updates import refused_folder, refused_tensors
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,18 @@ def cut_head(
     head.give_rows(model)
 
 
+@dataclass(frozen=True, kw_only=True)
 class FollowedUpdater(WeightUpdater):
     """SGLang's, for a model of whose weights something was made: the cut draft head, which is a
-    copy, and packed weights."""
+    copy, and packed weights. What fails to load leaves the former weights.
+
+    Attributes:
+        target: of an MTP layer the target's updater, which SGLang asks first.
+        former: the folders that were served before, the last one last.
+    """
+
+    target: FollowedUpdater | None = None
+    former: list[str] = field(default_factory=list)
 
     def update_weights_from_disk(
         self,
@@ -64,32 +74,64 @@ class FollowedUpdater(WeightUpdater):
         weight_name_filter: Callable[[str], bool] | None = None,
         recapture_cuda_graph: bool = False,
     ) -> tuple[bool, str]:
+        if reason := refused_folder(self.get_model(), model_path):
+            return False, reason
+        before = self.model_config.model_path
+        arguments = load_format, weight_name_filter, recapture_cuda_graph
+        succeeded, message, began = self._load(model_path, *arguments)
+        if succeeded:
+            self.former.append(before)
+            return True, message
+        self.model_config.model_path = before
+        if began:
+            self._load(before, *arguments)
+        if self.target is not None and self.target.former:
+            self.target._load(self.target.former.pop(), *arguments)
+        return False, f"{model_path} was not loaded, the former weights serve: {message}"
+
+    def _load(self, model_path: str, *arguments: Any) -> tuple[bool, str, bool]:
+        """SGLang's result, and whether a weight may have been replaced.
+
+        Its way back reads the new folder once more, and so fails as that did.
+        """
         with _followed(self.get_model()):
-            return super().update_weights_from_disk(
-                model_path, load_format, weight_name_filter, recapture_cuda_graph
-            )
+            try:
+                succeeded, message = super().update_weights_from_disk(model_path, *arguments)
+            except Exception as error:
+                return False, str(error), True
+        reason, rolled_back, _ = message.partition("\nRolling back")
+        return succeeded, reason, bool(rolled_back)
 
     def load_weights_from_distributed(
         self, named_tensors: list[tuple[str, torch.Tensor]]
     ) -> tuple[bool, str]:
+        if reason := refused_tensors(self.get_model()):
+            return False, reason
         with _followed(self.get_model()):
             return super().load_weights_from_distributed(named_tensors)
 
     def update_weights_from_tensor(
         self, named_tensors: list[tuple[str, Any]], load_format: str | None = None
     ) -> tuple[bool, str]:
+        if reason := refused_tensors(self.get_model()):
+            return False, reason
         with _followed(self.get_model()):
             return super().update_weights_from_tensor(named_tensors, load_format)
 
     def update_weights_from_ipc(self, recv_req: Any) -> tuple[bool, str]:
+        if reason := refused_tensors(self.get_model()):
+            return False, reason
         with _followed(self.get_model()):
             return super().update_weights_from_ipc(recv_req)
 
 
-def follow_weight_updates(runner: Any) -> None:
-    """For a ModelRunner: what loads weights into its model is followed from now on."""
+def follow_weight_updates(runner: Any, target: Any = None) -> None:
+    """For a ModelRunner: what loads weights into its model is followed from now on.
+
+    ``target`` is the ModelRunner whose MTP layer ``runner`` runs, followed already.
+    """
     values = {field.name: getattr(runner.weight_updater, field.name) for field in _FIELDS}
-    runner.weight_updater = FollowedUpdater(**values)
+    runner.weight_updater = FollowedUpdater(**values, target=target and target.weight_updater)
 
 
 _FIELDS = fields(WeightUpdater)

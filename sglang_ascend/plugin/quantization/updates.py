@@ -1,0 +1,35 @@
+"""Updates of weights that a server with quantized linears, or one without, cannot take."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.quantization.linear import QuantizedLinear
+from sglang_ascend.plugin.quantization.loading import quantized_checkpoint
+
+
+def refused_folder(model: torch.nn.Module, folder: str) -> str | None:
+    """Why ``model`` cannot take the weights of ``folder``, if its headers tell that."""
+    if not device_profile().emulates:
+        return None
+    try:
+        is_quantized = quantized_checkpoint(folder) is not None
+    except CheckpointError as error:
+        return str(error)
+    if is_quantized and not _takes_quantized(model):
+        return f"{shown(folder)} is quantized and this server's layers are float: start one of it."
+    return None
+
+
+def refused_tensors(model: torch.nn.Module) -> str | None:
+    """Why ``model`` cannot take weights one by one: its products are made of complete layers."""
+    if not _takes_quantized(model):
+        return None
+    return "the linears of this server are quantized: update them by /update_weights_from_disk."
+
+
+def _takes_quantized(model: torch.nn.Module) -> bool:
+    methods = (getattr(module, "quant_method", None) for module in model.modules())
+    return any(isinstance(method, QuantizedLinear) for method in methods)
