@@ -96,7 +96,7 @@ def test_a_layout_is_served_as_what_was_packed(
         pair[0].update_weights(write(layout, mistake=mistake))
         found = distance(offline, layout, few, ask(pair[0], few))
         print(f"{layout}, {mistake}: {found:.2g} of what is allowed")
-        assert found > 10
+        assert found > 3
 
 
 @pytest.mark.parametrize("layout", ["W8A16", "compressed fp8", "gptq"])
