@@ -21,7 +21,8 @@ def quantize(
     recipe: Annotated[
         str,
         typer.Option(
-            help="w8a8, w8a8-mixed, w8a16, w4a8, fp8, or a YAML file in ModelSlim's words."
+            help="w8a8, w8a8-mixed, w8a8-head, w8a16, w4a8, fp8, or a YAML file in ModelSlim's "
+            "words."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The new folder; it appears when it is complete.")],
@@ -35,14 +36,14 @@ def quantize(
 
     - **w8a8**: int8 weights per channel, int8 inputs per token.
     - **w8a8-mixed**: as w8a8, but inputs stay float where int8 would cost more than FP8 does.
+    - **w8a8-head**: and the head, which a tied checkpoint gets as a tensor of its own.
     - **w8a16**: int8 weights, inputs as they are.
     - **w4a8**: experts in int4 by GPTQ, every other linear as in w8a8.
     - **fp8**: E4M3 in blocks of 128x128, inputs in groups of 128: DeepSeek's own format.
 
-    Embedding, head, norms, routers and the MTP layer's projection stay float, and in all but fp8
-    kv_b_proj too. Where groups do not divide a width, that linear becomes int8 per channel, and the
-    command says which. GPTQ calibrates on conversations that the model writes itself: nothing is
-    downloaded.
+    Embedding, norms, routers, the head and the MTP layer's projection stay float, and in all but
+    fp8 kv_b_proj too. Where groups do not divide a width, that linear becomes int8 per channel, and
+    the command says which. GPTQ calibrates on conversations that the model writes itself.
 
     One layer is in memory at a time. A killed run goes on when the same command is given again; an
     output that another recipe wrote is never touched. The same command gives the same bytes.
@@ -57,7 +58,7 @@ def quantize(
 
     with refusals(ValueError):
         task = Quantization(folder, read_recipe(recipe), out, seed, calibration_texts)
-        with tqdm(total=task.num_parts + 1, unit=" layers") as bar:
+        with tqdm(total=task.num_steps, unit=" layers") as bar:
 
             def step(name: str) -> None:
                 bar.set_postfix_str(name)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +15,15 @@ from torch import Tensor, nn
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear
 from sglang_ascend.ptq.layers import Layers, Pack, linears, packed
-from sglang_ascend.ptq.progress import Partial, read_weight
+from sglang_ascend.ptq.progress import Partial
+from sglang_ascend.ptq.solved import quantized_view
 from sglang_ascend.ptq.text import own_text
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.convert import convert
-from sglang_ascend.quantization.layouts import Layout, Scheme
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, write_side_file
 from sglang_ascend.quantization.recipe import QConfig, Recipe
-from sglang_ascend.quantization.weight import WEIGHT_ONLY, QuantizedWeight
+from sglang_ascend.quantization.weight import HEAD, WEIGHT_ONLY
 from sglang_ascend.quantization.writers import make_writer
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.families import Target
@@ -70,6 +70,12 @@ class Quantization:
         self.fallbacks, self.left_float = [], []
         for number in range(self.num_parts):
             self.schemes.append(self._schemes_of(number))
+        self.head_scheme = recipe.head_scheme
+        if self.head_scheme is not None and self.head_scheme.calibrated:
+            raise CheckpointError(
+                f"recipe {shown(recipe.name)} calibrates {HEAD}, which is rounded to nearest only; "
+                "give it method minmax and inputs per_token or none"
+            )
         asked = [scheme for schemes in self.schemes for scheme in schemes.values()]
         self.num_texts = 0
         if any(scheme.calibrated for scheme in asked):
@@ -116,7 +122,8 @@ class Quantization:
 
     def _summary(self, already_done: bool) -> Summary:
         """From the finished checkpoint, which says whose inputs stayed float."""
-        written, counts, float_inputs = Checkpoint.open(self.out).schemes, Counter(), []
+        written, float_inputs = Checkpoint.open(self.out).schemes, []
+        counts = Counter([] if self.head_scheme is None else [self.head_scheme.name])
         for number, schemes in enumerate(self.schemes):
             for name, scheme in schemes.items():
                 module = self.layers.prefix(number) + name
@@ -142,8 +149,18 @@ class Quantization:
         return tuple(
             ", ".join(rule.include)
             for rule in self.recipe.rules
-            if not any(rule.scheme(module) for module in modules)
+            if not any(rule.scheme(module) for module in modules) and HEAD not in rule.include
         )
+
+    def _used(self) -> list[QConfig]:
+        """The scheme of every linear that is quantized."""
+        used = [scheme for schemes in self.schemes for scheme in schemes.values()]
+        return used if self.head_scheme is None else [*used, self.head_scheme]
+
+    @property
+    def num_steps(self) -> int:
+        """Calls of `progress` in a whole run."""
+        return self.num_parts + (self.head_scheme is not None) + 1
 
     @property
     def task(self) -> dict[str, Any]:
@@ -187,6 +204,12 @@ class Quantization:
                 states = self._solve_decoder(partial, number, is_open, states, packs, progress)
         if self.layers.num_layers in open_parts:
             self._solve_mtp(partial, states, packs, embedding, progress)
+        if self.head_scheme is not None and not partial.has(self.num_parts):
+            head = self.layers.head()
+            linear = nn.Linear(*head.T.shape, bias=False, device="meta")
+            linear.load_state_dict({"weight": head}, assign=True)
+            partial.write(self.num_parts, {HEAD: quantize_linear(linear, self.head_scheme, None)})
+            progress(HEAD)
 
     def _solve_decoder(
         self,
@@ -255,31 +278,10 @@ class Quantization:
         whole = partial.folder / "whole"
         shutil.rmtree(whole, ignore_errors=True)
         source = quantized_view(Checkpoint.open(self.target.folder), partial.modules())
-        kinds = {s.weight.scope for schemes in self.schemes for s in schemes.values()}
+        kinds = {scheme.weight.scope for scheme in self._used()}
         writer = make_writer("fp8" if kinds == {"per_block"} else "modelslim", source.layout)
         convert(source, whole, writer)
         if writer.name == "modelslim":
             write_side_file(whole, self.record)
         whole.rename(self.out)
         shutil.rmtree(partial.folder)
-
-
-class _Solved(Layout):
-    """A float checkpoint in which some linears have been solved already."""
-
-    def __init__(self, checkpoint: Checkpoint, modules: Mapping[str, Path]) -> None:
-        super().__init__(checkpoint.entries)
-        self._modules = modules
-
-    def read(self, module: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
-        return read_weight(self._modules[module], module)
-
-
-def quantized_view(checkpoint: Checkpoint, modules: Mapping[str, Path]) -> Checkpoint:
-    """`checkpoint` with the finished linears in place of its float ones."""
-    names: Iterable[str] = modules
-    schemes = {
-        module: Scheme("solved", read_weight(modules[module], module).number_format, ("weight",))
-        for module in names
-    }
-    return replace(checkpoint, layout=_Solved(checkpoint, modules), schemes=schemes)

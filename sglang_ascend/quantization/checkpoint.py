@@ -14,7 +14,7 @@ from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.reader import TensorEntry, open_regular_file
 from sglang_ascend.checkpoint.shards import read_tensors
 from sglang_ascend.quantization.layouts import Layout, Scheme, find_layout
-from sglang_ascend.quantization.weight import QuantizedWeight
+from sglang_ascend.quantization.weight import HEAD, QuantizedWeight
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -52,7 +52,13 @@ class Checkpoint:
         config = read_config(folder)
         entries = read_tensors(folder)
         layout = find_layout(folder, config.fields, entries)
-        return cls(folder, config, entries, layout, layout.schemes())
+        schemes = layout.schemes()
+        if HEAD in schemes and config.flag("tie_word_embeddings"):
+            raise CheckpointError(
+                f"{shown(folder)} has a quantized lm_head, but config.json ties the head to the "
+                "embedding; set tie_word_embeddings to false"
+            )
+        return cls(folder, config, entries, layout, schemes)
 
     def names_of(self, module: str) -> list[str]:
         """The tensors of a quantized module."""

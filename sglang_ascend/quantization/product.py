@@ -16,7 +16,7 @@ from sglang_ascend.quantization.weight import InputKind, QuantizedWeight
 
 # Modules that SGLang's models multiply with themselves: MLA absorbs kv_b_proj into its queries, and
 # the others are no linear layers of SGLang's. Their weights are decoded when they are read.
-DECODED = ("kv_b_proj", "input_proj", "eh_proj", "gate", "embed_tokens", "lm_head", "head")
+DECODED = ("kv_b_proj", "input_proj", "eh_proj", "gate", "embed_tokens", "head")
 
 # (x [..., in], bias [out] or None) -> [..., out]
 Product = Callable[..., Tensor]
@@ -83,7 +83,7 @@ def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
         ValueError: no operator has this combination of weight and input.
     """
     weight = _by_rows(weight)
-    x = torch.zeros(1, weight.shape[1])
+    x = torch.zeros(1, weight.shape[1], dtype=torch.float32)
     if is_expert:
         _check_grouped(weight)
         zero = None if weight.zero is None else weight.zero[None].float()
@@ -145,9 +145,9 @@ def _static_fold(weight: QuantizedWeight) -> dict[str, Tensor]:
     """ModelSlim's: y = (q W^T + quant_bias) * deq_scale with deq_scale = weight scale * input scale
     and quant_bias = round(bias / deq_scale - offset * row sums of W)."""
     rule = weight.input_rule
-    input_scale, offset = torch.tensor([rule.scale]), torch.tensor([rule.offset])
+    input_scale, offset = torch.tensor([[rule.scale], [rule.offset]], dtype=torch.float32)
     deq_scale = weight.scale * input_scale
-    bias = torch.zeros(len(deq_scale)) if weight.bias is None else weight.bias
+    bias = torch.zeros_like(deq_scale[:, 0]) if weight.bias is None else weight.bias
     units = weight.codes.sum(1, dtype=torch.int64) * offset.double()
     quant_bias = (bias.double() / deq_scale[:, 0] - units).round().to(torch.int32)
     return {

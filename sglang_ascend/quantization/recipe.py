@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sglang_ascend.quantization.formats import FORMATS, NumberFormat
 from sglang_ascend.quantization.solve import Grid
+from sglang_ascend.quantization.weight import HEAD
 
 BUILT_IN = Path(__file__).parent / "recipes"
 
@@ -184,6 +185,11 @@ class Recipe(BaseModel):
         """Of the linear `module`, from the first process that matches it; None leaves it float."""
         found = (process.scheme(module) for process in self.spec.process)
         return next((scheme for scheme in found if scheme), None)
+
+    @property
+    def head_scheme(self) -> QConfig | None:
+        """Of the head: a rule must name it, for msmodelslim's `*` is of the layers only."""
+        return next((rule.qconfig for rule in self.rules if HEAD in rule.include), None)
 
     @property
     def rules(self) -> list[LinearQuant]:

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from sglang_ascend.quantization.formats import INT8, NumberFormat
 
+# The module of the head, in every layout.
+HEAD = "lm_head"
+
 
 class InputKind(StrEnum):
     NONE = "none"  # weight-only: the input stays float
@@ -130,6 +133,15 @@ class QuantizedWeight:
             scale=weight.scale[blocks],
             zero=None if weight.zero is None else weight.zero[blocks],
             bias=None if weight.bias is None else weight.bias[start:stop],
+        )
+
+    def selected(self, rows: Tensor) -> QuantizedWeight:
+        """The weight of the outputs `rows`, int64 in any order; a copy."""
+        weight = self.refined((1, self.block[1]))
+        zero = None if weight.zero is None else weight.zero[rows]
+        bias = None if weight.bias is None else weight.bias[rows]
+        return replace(
+            weight, codes=weight.codes[rows], scale=weight.scale[rows], zero=zero, bias=bias
         )
 
     def columns(self, start: int, stop: int) -> QuantizedWeight:

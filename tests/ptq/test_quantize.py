@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tiny_targets import write_target
 
 from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
 from sglang_ascend.ptq.calibration import rounding_errors
@@ -70,6 +71,19 @@ def test_every_linear_is_rounded_and_all_else_is_the_source_bit_by_bit(nano, nan
     assert any(module.startswith("model.layers.4.") for module in found.schemes)  # the MTP layer
     summary = validate_checkpoint(nano_w8a8)
     assert summary is not None and summary.quantized
+
+
+def test_a_tied_head_becomes_a_tensor_of_its_own(tmp_path):
+    source = write_target(tmp_path / "tied", "MiMoForCausalLM")
+    Quantization(source, read_recipe("w8a8-head"), tmp_path / "out").run()
+    found = Checkpoint.open(tmp_path / "out")
+    embedding = Checkpoint.open(source).tensor("model.embed_tokens.weight")
+    assert torch.equal(found.tensor("model.embed_tokens.weight"), embedding)
+    head = found.weight("lm_head")
+    values, floats = head.dequantize(), embedding.float()
+    assert ((values - floats).abs() <= 0.5001 * head.scale).all()
+    assert ((values.roll(1, 0) - floats).abs() > head.scale).any()  # the control: other rows
+    assert not found.config.flag("tie_word_embeddings")
 
 
 def test_fp8_is_written_as_deepseek_does(nano, tmp_path):

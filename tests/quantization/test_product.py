@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sglang_ascend.ops.quantized import probe
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
 from sglang_ascend.quantization.product import prepare
 from sglang_ascend.quantization.solve import Grid, rtn
@@ -66,6 +67,23 @@ def test_a_product_is_the_arithmetic_of_its_fields(case):
     assert error < (2e-3 if rule.kind == InputKind.STATIC else 1e-4)  # its bias is an integer
     other = replace(weight, scale=weight.scale.roll(1, 0) * 1.1)  # the control: another row's scale
     assert np.abs(prepare(other)(x).numpy() + bias.numpy() - expected - bias.numpy()).max() > 0.01
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_servers_prepare_products_while_bfloat16_is_the_default_dtype(case):
+    grid, rule = CASES[case]
+    weight = rtn(torch.randn(12, 40, generator=torch.Generator().manual_seed(0)), grid, rule)
+    x = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    expected = prepare(weight)(x)
+    torch.set_default_dtype(torch.bfloat16)
+    probe.verdicts.cache_clear()
+    try:
+        assert set(probe.verdicts().values()) == {"exact"}
+        found = prepare(weight)(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        probe.verdicts.cache_clear()
+    assert torch.equal(found, expected)
 
 
 def test_a_combination_without_an_operator_is_refused():

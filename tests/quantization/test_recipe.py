@@ -41,6 +41,7 @@ spec:
     [
         ("w8a8", ["W8A8", None, "W8A8", "W8A8"]),
         ("w8a8-mixed", ["W8A8", None, "W8A8", "W8A8"]),
+        ("w8a8-head", ["W8A8", None, "W8A8", "W8A8"]),
         ("w8a16", ["W8A16", None, "W8A16", "W8A16"]),
         ("w4a8", ["W8A8", None, "W4A8", "W8A8"]),
         ("fp8", ["FP8 W8A8"] * 4),
@@ -49,7 +50,13 @@ spec:
 def test_the_built_in_recipes_say_what_their_names_say(name, schemes):
     found = [read_recipe(name).scheme(module) for module in (ATTENTION, ABSORBED, EXPERT, SHARED)]
     assert [scheme and scheme.name for scheme in found] == schemes
-    assert built_in_names() == ["fp8", "w4a8", "w8a16", "w8a8", "w8a8-mixed"]
+    known = ["fp8", "w4a8", "w8a16", "w8a8", "w8a8-head", "w8a8-mixed"]
+    assert built_in_names() == known
+
+
+def test_a_head_is_quantized_only_by_name():
+    heads = {name: read_recipe(name).head_scheme for name in built_in_names()}
+    assert {name: scheme.name for name, scheme in heads.items() if scheme} == {"w8a8-head": "W8A8"}
 
 
 def test_the_last_of_a_group_wins_and_the_first_process_wins():
@@ -122,6 +129,6 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(text, reason):
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
-        RecipeError, match="neither one of fp8, w4a8, w8a16, w8a8, w8a8-mixed nor a"
+        RecipeError, match="neither one of fp8, w4a8, w8a16, w8a8, w8a8-head, w8a8-mixed nor a"
     ):
         read_recipe("w2a2")

@@ -30,7 +30,7 @@ class OfflineModel:
         ).double()
         self.model.eval()
         for name, module in self.model.named_modules():
-            if isinstance(module, nn.Linear) and is_quantized(f"{name}.weight"):
+            if isinstance(module, nn.Linear) and is_quantized(f"{name}.weight", layout):
                 _round_input(module, LAYOUTS[layout].kind(name))
             elif name.endswith(".experts"):
                 module.forward = MethodType(_experts_of(LAYOUTS[layout].experts), module)

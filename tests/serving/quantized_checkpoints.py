@@ -24,6 +24,8 @@ from safetensors.torch import load_file, save_file
 QUANTIZED = re.compile(r"_proj(_with_mqa)?\.weight$")
 # MLA multiplies kv_b_proj by itself, and eh_proj joins two inputs: published recipes leave both.
 FLOAT = re.compile(r"kv_b_proj|eh_proj")
+# Layouts whose head is quantized too.
+WITH_HEAD = ("W8A16",)
 METADATA = {"version": "1.0.0", "metadata": {}, "group_size": 0, "optional": {}}
 DESCRIPTION = "quant_model_description.json"
 GROUP = 64  # ragged in 96 and 240 columns
@@ -271,7 +273,7 @@ def write_quantized(
     mtp_layer = _mtp_layer(source)
     for name, weight in weights.items():
         module, is_mtp = name.removesuffix(".weight"), name.startswith(mtp_layer)
-        if not is_quantized(name) or not (mtp if is_mtp else target):
+        if not is_quantized(name, layout) or not (mtp if is_mtp else target):
             tensors[name], types[name] = _raw(weight), "FLOAT"
             continue
         kind = LAYOUTS[layout].kind(module)
@@ -301,7 +303,7 @@ def write_decoded(source: Path, folder: Path, layout: str) -> Path:
     weights = load_file(source / "model.safetensors")
     for name, weight in weights.items():
         weights[name] = weight.float()
-        if is_quantized(name):
+        if is_quantized(name, layout):
             values = (
                 LAYOUTS[layout].kind(name.removesuffix(".weight")).pack(weights[name].numpy())[1]
             )
@@ -311,7 +313,9 @@ def write_decoded(source: Path, folder: Path, layout: str) -> Path:
     return folder
 
 
-def is_quantized(name: str) -> bool:
+def is_quantized(name: str, layout: str) -> bool:
+    if name == "lm_head.weight":
+        return layout in WITH_HEAD
     return bool(QUANTIZED.search(name)) and not FLOAT.search(name)
 
 

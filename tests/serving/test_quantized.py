@@ -88,7 +88,7 @@ def gap_where_they_part(plain: Reply, mtp: Reply) -> float:
     return top[plain.tokens[place]] - top.get(mtp.tokens[place], float("-inf"))
 
 
-def test_weight_only_int8_has_the_log_probabilities_of_its_decoded_weights(
+def test_weight_only_int8_and_its_head_have_the_log_probabilities_of_decoded_weights(
     servers: ServerPool,
     write: Write,
     model_folder: Path,

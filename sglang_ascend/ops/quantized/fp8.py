@@ -92,7 +92,7 @@ def _product(
     """float32 [rows, out]."""
     height, width = weight.block
     of_rows = scale.repeat_interleave(height, dim=0)[: len(codes)]
-    total = torch.zeros(len(x), len(codes), device=x.device)
+    total = torch.zeros(len(x), len(codes), dtype=torch.float32, device=x.device)
     for index, start in enumerate(range(0, codes.shape[1], width)):
         block = x[:, start : start + width].float()
         row_scale = None

@@ -156,7 +156,7 @@ def _scaled_sum(
 ) -> torch.Tensor:
     """float32 [rows, out]; float64 holds the integer sums without error."""
     matrix = matrix if weight.bits == 8 else unpack_nibbles(matrix, weight.width)
-    total = torch.zeros(len(codes), len(matrix), device=codes.device)
+    total = torch.zeros(len(codes), len(matrix), dtype=torch.float32, device=codes.device)
     for index, start in enumerate(range(0, weight.width, weight.group_size)):
         columns = slice(start, start + weight.group_size)
         product = codes[:, columns].double() @ matrix[:, columns].double().T

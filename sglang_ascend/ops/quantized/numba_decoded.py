@@ -24,7 +24,7 @@ def weight_only_linear(
 ) -> torch.Tensor:
     rows = _rows(x, weight)
     out = weight.codes.shape[0]
-    output = torch.empty(len(rows), out)
+    output = torch.empty(len(rows), out, dtype=torch.float32)
     zero = NO_ZEROS if weight.zero is None else weight.zero.numpy()
     of_bias = NO_BIAS if bias is None else bias.detach().float().numpy()
     _integers(rows.numpy(), *_arrays(weight), zero, of_bias, output.numpy())
@@ -35,7 +35,7 @@ def grouped_weight_only_linear(
     x: torch.Tensor, weight: WeightOnly, counts: torch.Tensor
 ) -> torch.Tensor:
     rows = _rows(x, weight)
-    output = torch.empty(len(rows), weight.codes.shape[1])
+    output = torch.empty(len(rows), weight.codes.shape[1], dtype=torch.float32)
     codes, bits, starts, scale = _arrays(weight)
     start = 0
     for group, count in enumerate(counts.tolist()):
@@ -53,7 +53,7 @@ def block_fp8_linear(
 ) -> torch.Tensor:
     rows = _rounded(x, weight)
     out = weight.codes.shape[0]
-    output = torch.empty(len(rows), out)
+    output = torch.empty(len(rows), out, dtype=torch.float32)
     codes = weight.codes.view(torch.uint8).numpy()
     of_bias = NO_BIAS if bias is None else bias.detach().float().numpy()
     matrix = codes, *weight.block, weight.scale.numpy()
@@ -65,7 +65,7 @@ def grouped_block_fp8_linear(
     x: torch.Tensor, weight: BlockFP8Weight, counts: torch.Tensor
 ) -> torch.Tensor:
     rows = _rounded(x, weight)
-    output = torch.empty(len(rows), weight.codes.shape[1])
+    output = torch.empty(len(rows), weight.codes.shape[1], dtype=torch.float32)
     codes, scale = weight.codes.view(torch.uint8).numpy(), weight.scale.numpy()
     start = 0
     for group, count in enumerate(counts.tolist()):

@@ -49,7 +49,8 @@ def largest_error(prepare: Callable[..., Any], linear: Callable[..., torch.Tenso
     largest = torch.full_like(weights, 127), torch.full_like(inputs, 127)
     error = 0.0
     for matrix, rows in ((weights, inputs), largest, (-largest[0], largest[1])):
-        found = linear(rows.float(), prepare(matrix.to(torch.int8), torch.ones(OUT, 1)))
+        weight = prepare(matrix.to(torch.int8), torch.ones(OUT, 1, dtype=torch.float32))
+        found = linear(rows.float(), weight)
         exact = (rows @ matrix.T).float()
         error = max(error, (found - exact).abs().max().item())
     return int(error)

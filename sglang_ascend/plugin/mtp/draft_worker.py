@@ -17,7 +17,12 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp.chain_relay import first_chain
 from sglang_ascend.plugin.mtp.disaggregation import fill_transfer, keep_indices_on_host
 from sglang_ascend.plugin.npu.models import make_capturable
-from sglang_ascend.plugin.requests.weight_updates import cut_head, share_embedding_and_head
+from sglang_ascend.plugin.quantization.head import QuantizedHead
+from sglang_ascend.plugin.requests.weight_updates import (
+    cut_head,
+    share_embedding_and_head,
+    share_quantized_head,
+)
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -53,7 +58,11 @@ class MTPDraftWorker(EagleDraftWorker):
         """Shares the target's embedding and head, of the head the draft vocabulary's rows."""
         model = self.draft_runner.model
         embedding, head = self._resolve_shared_embed_and_head()
-        if self.hot_token_id is None:
+        method = self.target_worker.model_runner.model.lm_head.quant_method
+        if isinstance(method, QuantizedHead):
+            share_embedding_and_head(model, embedding, head)
+            share_quantized_head(model, method, self.hot_token_id)
+        elif self.hot_token_id is None:
             share_embedding_and_head(model, embedding, head)
         else:
             cut_head(model, embedding, head, self.hot_token_id)

@@ -13,21 +13,32 @@ from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
 
 from sglang_ascend.checkpoint.families import find_family, mtp_prefix
 from sglang_ascend.plugin.quantization.experts import QuantizedExperts
+from sglang_ascend.plugin.quantization.head import QuantizedHead
 from sglang_ascend.plugin.quantization.linear import QuantizedLinear
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts import says_quantized
 from sglang_ascend.quantization.product import is_decoded
 from sglang_ascend.quantization.rows import to_rows
+from sglang_ascend.quantization.weight import HEAD
 
 logger = logging.getLogger(__name__)
 
 
 class ServedQuantization(QuantizationConfig):
     """Every linear and every expert takes what its tensors say, float or quantized, so that no
-    name has to be known: SGLang's models find the place of each tensor."""
+    name has to be known: SGLang's models find the place of each tensor.
+
+    Args:
+        has_head: the checkpoint has a quantized head, and the model does not share another's.
+    """
+
+    def __init__(self, has_head: bool = False) -> None:
+        super().__init__()
+        self.has_head = has_head
 
     def get_name(self) -> str:
         return "sglang_ascend"
@@ -55,14 +66,17 @@ class ServedQuantization(QuantizationConfig):
             return QuantizedExperts(prefix)
         if isinstance(layer, LinearBase):
             return UnquantizedLinearMethod() if is_decoded(prefix) else QuantizedLinear(prefix)
+        if isinstance(layer, ParallelLMHead) and self.has_head:
+            return QuantizedHead(prefix)
         return None
 
 
 def served_config(original: Callable[..., Any], model_config: Any, load_config: Any) -> Any:
     """Around SGLang's choice of a quantization method, of the target and of the draft."""
-    if quantized_checkpoint(model_config.model_path) is None:
+    checkpoint = quantized_checkpoint(model_config.model_path)
+    if checkpoint is None:
         return original(model_config, load_config)
-    return ServedQuantization()
+    return ServedQuantization(HEAD in checkpoint.schemes and not model_config.is_draft_model)
 
 
 def weights_of(

@@ -13,6 +13,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.platforms import current_platform
 
 from sglang_ascend.plugin.cpu.layers import forget_prepared_weights
+from sglang_ascend.plugin.quantization.head import QuantizedHead
 from sglang_ascend.plugin.quantization.updates import refused_folder, refused_tensors
 
 
@@ -34,7 +35,21 @@ class CutHead:
         share_embedding_and_head(model, self.embedding, self.rows)
 
 
-_CUT_HEADS: WeakKeyDictionary[torch.nn.Module, CutHead] = WeakKeyDictionary()
+_CUT_HEADS: WeakKeyDictionary[torch.nn.Module, CutHead | CutQuantizedHead] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class CutQuantizedHead:
+    """The same of a quantized head, whose weight is its method's."""
+
+    whole: QuantizedHead  # the target's own
+    token_ids: torch.Tensor  # int64 [draft_vocab_size]
+
+    def give_whole(self, model: Any) -> None:
+        """SGLang's loaders bring an MTP layer no quantized head."""
+
+    def give_rows(self, model: Any) -> None:
+        model.lm_head.quant_method = self.whole.cut(self.token_ids)
 
 
 def share_embedding_and_head(model: Any, embedding: torch.Tensor, head: torch.Tensor) -> None:
@@ -52,6 +67,15 @@ def cut_head(
     """Gives the MTP layer the rows of its draft vocabulary, from now on those of the weights."""
     head = _CUT_HEADS[model] = CutHead(embedding, whole, token_ids, whole.data[token_ids])
     head.give_rows(model)
+
+
+def share_quantized_head(model: Any, head: QuantizedHead, token_ids: torch.Tensor | None) -> None:
+    """Gives the MTP layer the target's method, or that of its draft vocabulary's rows."""
+    if token_ids is None:
+        model.lm_head.quant_method = head
+        return
+    cut = _CUT_HEADS[model] = CutQuantizedHead(head, token_ids)
+    cut.give_rows(model)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,52 @@
+"""A quantized head: the target's, and what the MTP layer shares or cuts out of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from sglang_ascend.ops import linear
+from sglang_ascend.plugin.quantization.linear import QuantizedLinear
+from sglang_ascend.quantization.product import prepare
+from sglang_ascend.quantization.rows import from_rows
+from sglang_ascend.quantization.weight import QuantizedWeight
+
+
+class QuantizedHead(QuantizedLinear):
+    """Of a ``ParallelLMHead``, whose rows are split between ranks, and padded."""
+
+    weight: torch.Tensor | QuantizedWeight
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        if self.collected:
+            (loaded,) = self.collected.values()
+            self.collected = {}
+            rows = _rows_of_rank(loaded, layer)
+            is_float = loaded.is_floating_point()
+            self._serve(rows.to(self.dtype) if is_float else from_rows(rows))
+        elif self.product is None:
+            raise ValueError(f"{self.prefix} got no weight; the checkpoint lacks it.")
+
+    def cut(self, token_ids: torch.Tensor) -> QuantizedHead:
+        """The head of these tokens alone, int64 [draft_vocab_size]: a copy of their rows."""
+        head, weight = QuantizedHead(self.prefix), self.weight
+        is_float = isinstance(weight, torch.Tensor)
+        head._serve(weight[token_ids] if is_float else weight.selected(token_ids))
+        return head
+
+    def _serve(self, weight: torch.Tensor | QuantizedWeight) -> None:
+        self.weight = weight
+        if isinstance(weight, torch.Tensor):  # an update brought it
+            prepared = linear.prepare(weight)
+            self.product = lambda x, bias: linear.linear(x, prepared, bias)
+        else:
+            self.product = prepare(weight)
+
+
+def _rows_of_rank(rows: torch.Tensor, layer: Any) -> torch.Tensor:
+    """The last row again where SGLang pads: it drops the logits of padding."""
+    own = layer.shard_indices
+    rows = rows[own.org_vocab_start_index : own.org_vocab_end_index]
+    missing = layer.num_embeddings_per_partition - len(rows)
+    return torch.cat([rows, rows[-1:].expand(missing, -1)]) if missing else rows
