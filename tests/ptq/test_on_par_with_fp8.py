@@ -52,5 +52,7 @@ def test_smollm2_with_float_inputs_where_int8_harms_is_on_par_with_fp8(tmp_path)
     assert found["w8a16-0"]["kl"]["value"] <= 0.005
     assert found["w8a8-mixed-0"]["kl_to_last"]["interval_95"][1] <= 1.25
     assert found["w8a8-mixed-0"]["reply_kl_to_last"]["interval_95"][1] <= 1.25
-    # The control: with int8 inputs everywhere it is not.
-    assert found["w8a8-0"]["kl_to_last"]["interval_95"][0] > 1.25
+    # The control: int8 inputs everywhere.
+    for ratio in ("kl_to_last", "reply_kl_to_last"):
+        mixed, plain = (found[name][ratio]["interval_95"] for name in ("w8a8-mixed-0", "w8a8-0"))
+        assert mixed[1] < plain[0]
