@@ -132,12 +132,15 @@ class Op:
         """The one of ``bodies`` that is asked first."""
         return self.bodies(device_type)[0]
 
-    def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Runs on the device of the first tensor."""
+    def body_of(self, tensor: Any, *args: Any, **kwargs: Any) -> Implementation:
+        """What a call with these arguments runs, on the device of the first tensor."""
         for body in self.bodies(tensor.device.type):
             if body.accepts(tensor, *args, **kwargs):
-                return body.function(tensor, *args, **kwargs)
+                return body
         raise AssertionError("the reference accepts every call")
+
+    def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.body_of(tensor, *args, **kwargs).function(tensor, *args, **kwargs)
 
 
 OPS: dict[str, Op] = {}

@@ -26,6 +26,8 @@ class DeviceProfile:
     captures_step: bool
     # SGLang's Ascend path (pools, prefill, scheduling) serves beside the step.
     keeps_ascend_path: bool
+    # SGLang's own methods multiply quantized weights: ``--quantization`` asks for them.
+    has_core_quantization: bool
     # A row without a seed is drawn by SGLang's own sampler, which must not stop the host.
     draws_as_core: bool
 
@@ -37,6 +39,7 @@ CPU = DeviceProfile(
     runs_step=True,
     captures_step=False,
     keeps_ascend_path=False,
+    has_core_quantization=False,
     draws_as_core=True,
 )
 NPU = DeviceProfile(
@@ -46,6 +49,7 @@ NPU = DeviceProfile(
     runs_step=True,
     captures_step=True,
     keeps_ascend_path=True,
+    has_core_quantization=True,
     draws_as_core=False,
 )
 CUDA = DeviceProfile(
@@ -55,6 +59,7 @@ CUDA = DeviceProfile(
     runs_step=False,
     captures_step=False,
     keeps_ascend_path=False,
+    has_core_quantization=True,
     draws_as_core=True,
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from sglang_ascend.ops import experts
 from sglang_ascend.ops import quantized as ops
-from sglang_ascend.ops.dispatch import Op
+from sglang_ascend.ops.dispatch import REFERENCE, Op
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
 from sglang_ascend.quantization.weight import InputKind, QuantizedWeight
 
@@ -23,13 +24,20 @@ Product = Callable[..., Tensor]
 # (rows [rows, in] group by group, counts int64 [groups]) -> [rows, out]
 GroupedProduct = Callable[[Tensor, Tensor], Tensor]
 
+logger = logging.getLogger(__name__)
+
 
 def is_decoded(module: str) -> bool:
     return module.rpartition(".")[2] in DECODED
 
 
-def prepare(weight: QuantizedWeight) -> Product:
+def prepare(
+    weight: QuantizedWeight, dtype: torch.dtype | None = None, *, needs_body: bool = False
+) -> Product:
     """The product `(x, bias=None) -> y` with `weight`, prepared once.
+
+    `dtype` is that of x, where it is known. An operator's definition may wait for the device: with
+    `needs_body` a weight that no body multiplies is multiplied as floats of `dtype`.
 
     `bias` is a float tensor beside the weight. One that the layout folded into its integers is in
     the product already, and lies beside them a second time: then `bias` is not added.
@@ -38,29 +46,32 @@ def prepare(weight: QuantizedWeight) -> Product:
         ValueError: no operator has this combination of weight and input.
     """
     weight = _by_rows(weight)
-    operator, _, prepared = _operators(weight, weight.codes, weight.scale, weight.zero)
+    operator, _, prepared = _operators(weight, weight.codes, weight.scale, weight.zero, dtype)
+    x = weight.codes.new_empty(1, weight.shape[1], dtype=dtype)
+    if needs_body and not _has_body(operator, x, prepared):
+        dense = _decoded(weight).to(x.dtype)
+        return lambda x, bias=None: torch.nn.functional.linear(x, dense, bias)
     if weight.bias is not None:
         return lambda x, bias=None: operator(x, prepared, None)
     return lambda x, bias=None: operator(x, prepared, bias)
 
 
 def prepare_grouped(
-    weights: Sequence[QuantizedWeight | Tensor], dtype: torch.dtype
+    weights: Sequence[QuantizedWeight | Tensor], dtype: torch.dtype, *, needs_body: bool = False
 ) -> GroupedProduct:
     """The product of group i's rows with `weights[i]` ([out, in], all alike), prepared once.
 
     Args:
         dtype: of the rows. Float weights are multiplied in it, and so is every weight where some
             are float.
+        needs_body: as for `prepare`.
 
     Raises:
         ValueError: quantized weights that differ in their form, or that no operator multiplies.
     """
     quantized = [_by_rows(weight) for weight in weights if isinstance(weight, QuantizedWeight)]
     if len(quantized) < len(weights):
-        values = [w.dequantize() if isinstance(w, QuantizedWeight) else w for w in weights]
-        matrices = torch.stack([value.to(dtype).T for value in values])
-        return lambda rows, counts: experts.grouped_matmul(rows, matrices, counts)
+        return _of_floats(weights, dtype)
     first = quantized[0]
     if len({(w.block, w.input_rule, w.number_format) for w in quantized}) > 1:
         raise ValueError("experts of one layer are quantized in several ways: quantize them alike.")
@@ -72,7 +83,10 @@ def prepare_grouped(
     if any(weight.zero is not None for weight in quantized):
         zeros = (torch.zeros_like(w.scale) if w.zero is None else w.zero.float() for w in quantized)
         zero = torch.stack([*zeros])
-    _, operator, prepared = _operators(first, codes, scale, zero)
+    _, operator, prepared = _operators(first, codes, scale, zero, dtype)
+    x, counts = codes.new_empty(1, codes.shape[2], dtype=dtype), codes.new_empty(len(codes))
+    if needs_body and not _has_body(operator, x, prepared, counts):
+        return _of_floats([_decoded(weight) for weight in quantized], dtype)
     return lambda rows, counts: operator(rows, prepared, counts)
 
 
@@ -87,18 +101,39 @@ def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
     if is_expert:
         _check_grouped(weight)
         zero = None if weight.zero is None else weight.zero[None].float()
-        _, operator, prepared = _operators(weight, weight.codes[None], weight.scale[None], zero)
+        _, operator, prepared = _operators(
+            weight, weight.codes[None], weight.scale[None], zero, None
+        )
         call = x, prepared, torch.tensor([1])
     else:
-        operator, _, prepared = _operators(weight, weight.codes, weight.scale, weight.zero)
+        operator, _, prepared = _operators(weight, weight.codes, weight.scale, weight.zero, None)
         call = x, prepared
-    return next(body.name for body in operator.bodies("cpu") if body.accepts(*call))
+    return operator.body_of(*call).name
 
 
 def _check_grouped(weight: QuantizedWeight) -> None:
     """Groups have neither columns in an order of their own nor static inputs."""
     if weight.group_index is not None or weight.input_rule.kind == InputKind.STATIC:
         raise _no_operator(weight)
+
+
+def _of_floats(weights: Sequence[QuantizedWeight | Tensor], dtype: torch.dtype) -> GroupedProduct:
+    values = [w.dequantize() if isinstance(w, QuantizedWeight) else w for w in weights]
+    matrices = torch.stack([value.to(dtype).T for value in values])
+    return lambda rows, counts: experts.grouped_matmul(rows, matrices, counts)
+
+
+def _has_body(operator: Op, x: Tensor, *args: Any) -> bool:
+    return operator.body_of(x, *args).name != REFERENCE
+
+
+def _decoded(weight: QuantizedWeight) -> Tensor:
+    logger.warning(
+        "%s weights in blocks of %s are multiplied as floats: this device has no product of them.",
+        weight.number_format.name,
+        weight.block,
+    )
+    return weight.dequantize()
 
 
 def _by_rows(weight: QuantizedWeight) -> QuantizedWeight:
@@ -109,7 +144,11 @@ def _by_rows(weight: QuantizedWeight) -> QuantizedWeight:
 
 
 def _operators(
-    form: QuantizedWeight, codes: Tensor, scale: Tensor, zero: Tensor | None
+    form: QuantizedWeight,
+    codes: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    dtype: torch.dtype | None,
 ) -> tuple[Op, Op, Any]:
     """The operator for one matrix, its grouped form, and what either takes as the weight.
 
@@ -131,7 +170,7 @@ def _operators(
     if rule.kind == InputKind.NONE:
         index = form.group_index
         prepared = ops.prepare_weight_only(
-            codes, scale, zero, bits=bits, group_size=width, group_index=index
+            codes, scale, zero, bits=bits, group_size=width, group_index=index, dtype=dtype
         )
         return ops.weight_only_linear, ops.grouped_weight_only_linear, prepared
     if zero is not None or form.group_index is not None or rule.number_format is not INT8:
@@ -145,16 +184,17 @@ def _static_fold(weight: QuantizedWeight) -> dict[str, Tensor]:
     """ModelSlim's: y = (q W^T + quant_bias) * deq_scale with deq_scale = weight scale * input scale
     and quant_bias = round(bias / deq_scale - offset * row sums of W)."""
     rule = weight.input_rule
-    input_scale, offset = torch.tensor([[rule.scale], [rule.offset]], dtype=torch.float32)
+    input_scale, offset = weight.scale.new_tensor([[rule.scale], [rule.offset]])
     deq_scale = weight.scale * input_scale
     bias = torch.zeros_like(deq_scale[:, 0]) if weight.bias is None else weight.bias
-    units = weight.codes.sum(1, dtype=torch.int64) * offset.double()
-    quant_bias = (bias.double() / deq_scale[:, 0] - units).round().to(torch.int32)
+    # In float64, which not every device has.
+    units = weight.codes.sum(1, dtype=torch.int64).cpu() * offset.cpu().double()
+    quant_bias = (bias.cpu().double() / deq_scale[:, 0].cpu() - units).round().to(torch.int32)
     return {
         "scale": deq_scale,
         "input_scale": input_scale,
         "input_offset": offset,
-        "quant_bias": quant_bias,
+        "quant_bias": quant_bias.to(deq_scale.device),
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from math import ceil, gcd
 
@@ -122,6 +122,14 @@ class QuantizedWeight:
         if self.zero is not None:
             values = values - self._spread(self.zero.to(torch.float32))
         return values * self._spread(self.scale)
+
+    def to(self, device: torch.device) -> QuantizedWeight:
+        tensors = {
+            f.name: value
+            for f in fields(self)
+            if isinstance(value := getattr(self, f.name), Tensor)
+        }
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
     def rows(self, start: int, stop: int) -> QuantizedWeight:
         """The weight of outputs start..stop; any bounds, also inside a block."""

@@ -9,11 +9,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from npu_emulation.goldens import moe
 from npu_emulation.goldens import quantized as goldens
 from npu_emulation.goldens.registry import GOLDENS
 from sglang_ascend.ops import quantized
+from sglang_ascend.ops.dispatch import REFERENCE
 from sglang_ascend.ops.npu import CheckedCalls
 from sglang_ascend.ops.quantized import npu
+from sglang_ascend.quantization.formats import INT8
+from sglang_ascend.quantization.product import prepare, prepare_grouped
+from sglang_ascend.quantization.weight import PER_TOKEN, QuantizedWeight
 
 ROWS, OUT, WIDTH, GROUP = 5, 16, 128, 32
 
@@ -122,12 +127,87 @@ def test_the_rows_of_each_expert_meet_its_own_matrix(numerics):
     assert agrees(found, exact) and not agrees(found, exact.flip(0))
 
 
+def grouped_int4_agrees() -> bool:
+    counts = torch.tensor([2, 0, 3])
+    x, scale = torch.randn(5, WIDTH).bfloat16(), in_bf16(3, OUT, 1)
+    matrix = codes(3, OUT, WIDTH, bits=4)
+    with CheckedCalls():
+        weight = quantized.prepare_integer(matrix.to("npu"), scale.to("npu"), bits=4)
+        found = quantized.grouped_integer_linear(x.to("npu"), weight, counts.to("npu"))
+    assert weight.packed.codes.dtype == torch.int32
+    groups = zip(x.split(counts.tolist()), matrix, scale, strict=True)
+    return agrees(found, torch.cat([exact_integers(*group) for group in groups]))
+
+
+def test_packed_int4_of_experts_meet_int8_rows(numerics):
+    assert grouped_int4_agrees()
+
+
+def test_rows_from_which_8_is_not_taken_are_caught(numerics, monkeypatch):
+    right = GOLDENS["npu::npu_grouped_matmul"]
+
+    def unshifted(
+        x, weight, bias, scale, per_token_scale, group_list, split_item, group_type,
+        group_list_type, output_dtype,
+    ):  # fmt: skip
+        """The bias joins a product of x itself."""
+        steps = [moe._scales(scale[0])[:, 0].float()]
+        options = (group_list, split_item, group_type, group_list_type, output_dtype)
+        weight, bias = [goldens.integers(weight[0]).to(torch.int8)], [bias[0] / steps[0]]
+        return right(x, weight, bias, steps, per_token_scale, None, None, *options)
+
+    monkeypatch.setitem(GOLDENS, "npu::npu_grouped_matmul", unshifted)
+    assert not grouped_int4_agrees()
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, WIDTH), (4, WIDTH), (4, GROUP)])
+def test_the_decoded_weights_of_each_expert_meet_its_rows(numerics, bits, group):
+    counts = torch.tensor([2, 0, 3])
+    matrix, scale = codes(3, OUT, WIDTH, bits=bits), in_bf16(3, OUT, WIDTH // group)
+    x, zero = torch.randn(5, WIDTH).bfloat16(), codes(3, OUT, WIDTH // group, bits=bits).float()
+    given = [value.to("npu") for value in (matrix, scale, zero)]
+    with CheckedCalls():
+        weight = quantized.prepare_weight_only(*given, bits=bits, group_size=group)
+        found = quantized.grouped_weight_only_linear(x.to("npu"), weight, counts.to("npu"))
+    of_group = torch.arange(WIDTH) // group
+    values = (matrix.double() - zero.double()[..., of_group]) * scale.double()[..., of_group]
+    groups = zip(x.double().split(counts.tolist()), values, strict=True)
+    exact = torch.cat([rows @ of_expert.T for rows, of_expert in groups])
+    assert agrees(found, exact) and not agrees(found, exact.flip(0))
+
+
+def test_the_activation_that_quantizes_rounds_once(numerics):
+    gate_up = torch.randn(ROWS, 2 * WIDTH).bfloat16()
+    found, step = torch.ops.npu.npu_dequant_swiglu_quant(
+        gate_up.to("npu"), quant_mode=1, activate_left=True
+    )
+    gate, up = gate_up.double().chunk(2, 1)
+    exact = gate / (1 + (-gate).exp()) * up
+    torch.testing.assert_close(step.cpu().double(), exact.abs().amax(1) / 127, rtol=1e-5, atol=0)
+    assert ((found.cpu() - exact / step.cpu()[:, None]).abs() <= 0.5 + 1e-3).all()
+
+
+def test_what_has_no_fused_product_is_multiplied_as_floats(numerics):
+    """Where a step is captured; a definition would read counts on the host."""
+    matrix, scale = codes(OUT, WIDTH), in_bf16(OUT, WIDTH // GROUP)
+    x = torch.randn(ROWS, WIDTH).bfloat16()
+    weight = QuantizedWeight(matrix, scale, None, (1, GROUP), INT8, PER_TOKEN)
+    on_device = weight.to(torch.device("npu"))
+    found = prepare(on_device, torch.bfloat16, needs_body=True)(x.to("npu"))
+    values = weight.dequantize().bfloat16().double()
+    assert agrees(found, x.double() @ values.T)
+    grouped = prepare_grouped([on_device] * 3, torch.bfloat16, needs_body=True)
+    counts = torch.tensor([2, 0, 3], device="npu")
+    assert agrees(grouped(x.to("npu"), counts), x.double() @ values.T)
+
+
 def test_what_the_device_cannot_take_is_left_to_the_reference():
     x = torch.randn(ROWS, WIDTH)
-    int8 = quantized.prepare_integer(codes(OUT, WIDTH), in_bf16(OUT, 1))
-    int4 = quantized.prepare_integer(codes(OUT, WIDTH, bits=4), in_bf16(OUT, 1), bits=4)
+    prepare_integer = quantized.prepare_integer.implementation(REFERENCE)
+    int8 = prepare_integer(codes(OUT, WIDTH), in_bf16(OUT, 1))
+    int4 = prepare_integer(codes(OUT, WIDTH, bits=4), in_bf16(OUT, 1), bits=4)
     groups = in_bf16(OUT, WIDTH // GROUP)
-    in_groups = quantized.prepare_integer(codes(OUT, WIDTH), groups, group_size=GROUP)
+    in_groups = prepare_integer(codes(OUT, WIDTH), groups, group_size=GROUP)
     assert npu.accepts_integer(x.bfloat16(), int8) and npu.accepts_groups(x.half(), int8, x)
     assert not npu.accepts_integer(x, int8)
     assert not npu.accepts_integer(x.bfloat16(), int4)

@@ -22,7 +22,7 @@ PROMPTS = [[5, 6, 7, 8], [9, 3], list(range(1, 40))]
 
 
 def without_workarounds() -> None:
-    hooks.COMMON_HOOKS = hooks.CPU_HOOKS = ()
+    hooks.COMMON_HOOKS = hooks.CPU_HOOKS = hooks.QUANTIZATION_HOOKS = ()
     mtp_worker.prepare_target = lambda target_worker, draft_runner: None
     mtp_worker.RequestSeeds.give = lambda seeds, batch: None
     draft_worker.share_embedding_and_head = lambda model, *ends: model.set_embed_and_head(*ends)

@@ -1,7 +1,7 @@
 """What a decoder layer computes between its products: norms, rotation, gated activation."""
 
-from sglang_ascend.ops.dispatch import Op, numba_body
-from sglang_ascend.ops.layers import reference
+from sglang_ascend.ops.dispatch import Op, npu_body, numba_body
+from sglang_ascend.ops.layers import npu, reference
 
 NUMBA = "sglang_ascend.ops.layers.numba"
 
@@ -12,4 +12,5 @@ add_rms_norm.register(numba_body(NUMBA, "add_rms_norm", accepts="accepts_add_nor
 rotate_neox = Op("layers.rotate_neox", reference.rotate_neox)
 rotate_neox.register(numba_body(NUMBA, "rotate_neox", accepts="accepts_rotation"))
 swiglu = Op("layers.swiglu", reference.swiglu)
+swiglu.register(npu_body(npu.swiglu))
 swiglu.register(numba_body(NUMBA, "swiglu", accepts="accepts_rows"))

@@ -55,6 +55,7 @@ quantize_static.register(npu_body(npu.quantize_static))
 quantize_static.register(_numba_integers("quantize_static", "numba_inputs"))
 
 prepare_integer = Op("quantized.prepare_integer", integer.prepare_integer)
+prepare_integer.register(npu_body(npu.prepare_integer, accepts=npu.accepts_integer_codes))
 prepare_integer.register(_numba_integers("prepare_integer"))
 prepare_integer.register(_fbgemm("prepare_integer", "accepts_codes"))
 integer_linear = Op("quantized.integer_linear", integer.integer_linear)
@@ -66,12 +67,17 @@ grouped_integer_linear.register(npu_body(npu.grouped_integer_linear, accepts=npu
 grouped_integer_linear.register(_numba_integers("grouped_integer_linear"))
 
 prepare_weight_only = Op("quantized.prepare_weight_only", weight_only.prepare_weight_only)
-prepare_weight_only.register(npu_body(npu.prepare_weight_only, accepts=npu.accepts_nibbles))
+prepare_weight_only.register(
+    npu_body(npu.prepare_weight_only, accepts=npu.accepts_weight_only_codes)
+)
 weight_only_linear = Op("quantized.weight_only_linear", weight_only.weight_only_linear)
 weight_only_linear.register(npu_body(npu.weight_only_linear, accepts=npu.accepts_weight_only))
 weight_only_linear.register(numba_body(NUMBA_DECODED, "weight_only_linear"))
 grouped_weight_only_linear = Op(
     "quantized.grouped_weight_only_linear", weight_only.grouped_weight_only_linear
+)
+grouped_weight_only_linear.register(
+    npu_body(npu.grouped_weight_only_linear, accepts=npu.accepts_weight_only)
 )
 grouped_weight_only_linear.register(numba_body(NUMBA_DECODED, "grouped_weight_only_linear"))
 

@@ -21,6 +21,7 @@ def prepare_weight_only(
     bits: int = 8,
     group_size: int | None = None,
     group_index: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> WeightOnly:
     """A weight for ``weight_only_linear``, or with groups in front for the grouped form.
 
@@ -30,6 +31,7 @@ def prepare_weight_only(
         zero: integers or floats in the shape of ``scale``; None for a symmetric weight.
         group_size: columns that one scale covers, None for all; the last may cover fewer.
         group_index: int [in], the scale of each column where they are not in order (GPTQ's g_idx).
+        dtype: of the inputs, if it is known: a body may keep its scales in it.
 
     Raises:
         ValueError: these do not fit each other.
@@ -51,7 +53,8 @@ def prepare_weight_only(
     if zero is not None:
         zero = zero.float().contiguous()
         check_scale(zero, tuple(scale.shape))
-    columns = group_index.bincount(minlength=scale.shape[-1])
+    # On the host: a size that depends on values waits for a device.
+    columns = group_index.cpu().bincount(minlength=scale.shape[-1])
     are_alike = bool((columns == columns[0]).all())
     return WeightOnly(
         codes=codes.contiguous() if bits == 8 else pack_nibbles(codes),
@@ -59,7 +62,7 @@ def prepare_weight_only(
         bits=bits,
         width=width,
         group_size=int(columns[0]) if are_alike else 0,
-        starts=torch.nn.functional.pad(columns.cumsum(0), (1, 0)),
+        starts=torch.nn.functional.pad(columns.cumsum(0), (1, 0)).to(codes.device),
         zero=zero,
         order=order,
     )

@@ -196,25 +196,6 @@ CPU_HOOKS = (
         kind="around",
     ),
     Hook(
-        target=f"{_LOADER}._get_quantization_config",
-        replacement=f"{_OURS}.quantization.loading.served_config",
-        why="no method of SGLang multiplies quantized weights on our platform, and the draft of a "
-        "quantized checkpoint has no method at all unless a flag is set",
-        delete_when="the platform names the method of a checkpoint, for target and draft",
-        sources=("2f69f0c535d000bf",),
-        kind="around",
-        unpatched="the platform's slot is asked by a method's name, without the folder",
-    ),
-    Hook(
-        target=f"{_LOADER}.DefaultModelLoader._get_weights_iterator",
-        replacement=f"{_OURS}.quantization.loading.weights_of",
-        why="a model knows where a float weight goes, but not the tensors of every layout",
-        delete_when="a quantization method may change the tensors that a model is given",
-        sources=("ef5a51ba42535422",),
-        kind="around",
-        unpatched="layouts and their one weight are this package's own",
-    ),
-    Hook(
         target=f"{_ENGINE}._launch_scheduler_processes",
         replacement=f"{_OURS}.cpu.process_start.fork_schedulers",
         sources=("e1022bb4010c4988",),
@@ -234,4 +215,27 @@ CPU_HOOKS = (
     ),
 )
 
-HOOKS = COMMON_HOOKS + NPU_HOOKS + CPU_HOOKS
+# On the CPU in every server, on an NPU where MTP serves.
+QUANTIZATION_HOOKS = (
+    Hook(
+        target=f"{_LOADER}._get_quantization_config",
+        replacement=f"{_OURS}.quantization.loading.served_config",
+        why="no method of SGLang multiplies quantized weights on our platform; on an NPU they lack "
+        "schemes, and the draft of a quantized checkpoint has none unless a flag is set",
+        delete_when="the platform names the method of a checkpoint, for target and draft",
+        sources=("2f69f0c535d000bf",),
+        kind="around",
+        unpatched="the platform's slot is asked by a method's name, without the folder",
+    ),
+    Hook(
+        target=f"{_LOADER}.DefaultModelLoader._get_weights_iterator",
+        replacement=f"{_OURS}.quantization.loading.weights_of",
+        why="a model knows where a float weight goes, but not the tensors of every layout",
+        delete_when="a quantization method may change the tensors that a model is given",
+        sources=("ef5a51ba42535422",),
+        kind="around",
+        unpatched="layouts and their one weight are this package's own",
+    ),
+)
+
+HOOKS = COMMON_HOOKS + NPU_HOOKS + CPU_HOOKS + QUANTIZATION_HOOKS

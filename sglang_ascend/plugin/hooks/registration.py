@@ -19,7 +19,13 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang_ascend import env
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
-from sglang_ascend.plugin.hooks.ledger import COMMON_HOOKS, CPU_HOOKS, NPU_HOOKS, Hook
+from sglang_ascend.plugin.hooks.ledger import (
+    COMMON_HOOKS,
+    CPU_HOOKS,
+    NPU_HOOKS,
+    QUANTIZATION_HOOKS,
+    Hook,
+)
 from sglang_ascend.plugin.hooks.source import digest_of
 
 logger = logging.getLogger(__name__)
@@ -29,9 +35,9 @@ def hooks_of_this_device() -> tuple[Hook, ...]:
     """Those that a server with MTP has here, without those that $SGLANG_ASCEND_HOOKS leaves out."""
     profile, hooks = device_profile(), COMMON_HOOKS
     if profile.emulates:
-        hooks += CPU_HOOKS
+        hooks += CPU_HOOKS + QUANTIZATION_HOOKS
     if profile.keeps_ascend_path:
-        hooks += NPU_HOOKS
+        hooks += NPU_HOOKS + QUANTIZATION_HOOKS
     only_required = env.HOOKS.get() == "required"
     return tuple(hook for hook in hooks if hook.required or not only_required)
 

@@ -1,1 +1,1 @@
-"""Quantized checkpoints on the CPU: any layout's weights reach SGLang's layers as rows of bytes."""
+"""Quantized checkpoints on the CPU and the NPU: weights reach SGLang's layers as rows of bytes."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
+from sglang.srt.layers.moe.token_dispatcher import AscendTPCombineInput, StandardCombineInput
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_ascend.ops import experts as ops
 from sglang_ascend.ops import layers
+from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.quantization.linear import slice_of_rank
 from sglang_ascend.quantization.product import GroupedProduct, prepare_grouped
 from sglang_ascend.quantization.weight import QuantizedWeight, concatenate
@@ -78,26 +79,33 @@ class QuantizedExperts(FusedMoEMethodBase):
             num_rows, num_columns = self.intermediate_size, self.hidden_size
             if shard == DOWN:
                 num_rows, num_columns = num_columns, num_rows
-            return slice_of_rank(
-                self.prefix, self.collected[expert, shard], num_rows, num_columns, rank
-            )
+            tensor = self.collected[expert, shard]
+            return slice_of_rank(self.prefix, tensor, num_rows, num_columns, rank).to(device)
 
         experts = range(self.num_experts)
-        dtype = layer.w13_weight.dtype
-        self.gate_up = prepare_grouped(
-            [_joined(part(e, GATE), part(e, UP)) for e in experts], dtype
-        )
-        self.down = prepare_grouped([part(e, DOWN) for e in experts], dtype)
+        device: torch.device = layer.w13_weight.device  # pyright: ignore
+        dtype: torch.dtype = layer.w13_weight.dtype  # pyright: ignore
+        needs_body = device_profile().captures_step
+        gate_up = [_joined(part(e, GATE), part(e, UP)) for e in experts]
+        self.gate_up = prepare_grouped(gate_up, dtype, needs_body=needs_body)
+        down = [part(e, DOWN) for e in experts]
+        self.down = prepare_grouped(down, dtype, needs_body=needs_body)
         self.collected = {}
 
-    def apply(self, layer: torch.nn.Module, dispatch_output: Any) -> StandardCombineInput:
+    def apply(self, layer: torch.nn.Module, dispatch_output: Any) -> Any:
         x = dispatch_output.hidden_states
+        if dispatch_output.format.is_ascend_tp():  # grouped by SGLang already
+            output = self._products(x, dispatch_output.expert_tokens)
+            return AscendTPCombineInput(hidden_states=output)
         weights, ids = dispatch_output.topk_output[:2]
-        assert self.gate_up is not None and self.down is not None
         copies, places, counts = ops.permute(x, ids.int(), num_experts=self.num_experts)
-        hidden = layers.swiglu(self.gate_up(copies, counts))
-        output = ops.unpermute(self.down(hidden, counts), weights.to(x.dtype), places)
+        output = ops.unpermute(self._products(copies, counts), weights.to(x.dtype), places)
         return StandardCombineInput(hidden_states=output)
+
+    def _products(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Of rows grouped by expert, ``counts[i]`` of expert i."""
+        assert self.gate_up is not None and self.down is not None
+        return self.down(layers.swiglu(self.gate_up(rows, counts)), counts)
 
 
 def _joined(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from sglang_ascend.ops import linear
+from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.quantization.linear import QuantizedLinear
 from sglang_ascend.quantization.product import prepare
 from sglang_ascend.quantization.rows import from_rows
@@ -24,13 +25,15 @@ class QuantizedHead(QuantizedLinear):
             self.collected = {}
             rows = _rows_of_rank(loaded, layer)
             is_float = loaded.is_floating_point()
-            self._serve(rows.to(self.dtype) if is_float else from_rows(rows))
+            weight = rows.to(self.dtype) if is_float else from_rows(rows)
+            self._serve(weight.to(layer.weight.device))
         elif self.product is None:
             raise ValueError(f"{self.prefix} got no weight; the checkpoint lacks it.")
 
     def cut(self, token_ids: torch.Tensor) -> QuantizedHead:
         """The head of these tokens alone, int64 [draft_vocab_size]: a copy of their rows."""
         head, weight = QuantizedHead(self.prefix), self.weight
+        head.dtype = self.dtype
         is_float = isinstance(weight, torch.Tensor)
         head._serve(weight[token_ids] if is_float else weight.selected(token_ids))
         return head
@@ -41,7 +44,8 @@ class QuantizedHead(QuantizedLinear):
             prepared = linear.prepare(weight)
             self.product = lambda x, bias: linear.linear(x, prepared, bias)
         else:
-            self.product = prepare(weight)
+            needs_body = device_profile().captures_step
+            self.product = prepare(weight, self.dtype, needs_body=needs_body)
 
 
 def _rows_of_rank(rows: torch.Tensor, layer: Any) -> torch.Tensor:

@@ -10,6 +10,7 @@ from sglang.srt.layers.linear import get_group_rank_size
 from sglang.srt.layers.quantization.base_config import LinearMethodBase
 
 from sglang_ascend.plugin.cpu.layers import PreparedLinear
+from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.quantization.product import prepare
 from sglang_ascend.quantization.rows import from_rows
 from sglang_ascend.quantization.weight import QuantizedWeight, concatenate
@@ -40,7 +41,7 @@ class QuantizedLinear(LinearMethodBase):
     ) -> None:
         self.input_size, self.output_sizes = input_size_per_partition, output_partition_sizes
         self.dtype = params_dtype
-        self._give_weight(layer, torch.empty(0, dtype=self.dtype))
+        self._give_weight(layer, self._no_weight(None))
 
     def collect(self, param: torch.nn.Parameter, loaded: torch.Tensor, shard: Shard = None) -> None:
         """The ``weight_loader`` of the layer's weight; ``loaded`` is float, or rows of bytes."""
@@ -56,8 +57,13 @@ class QuantizedLinear(LinearMethodBase):
         floats = [part for part in parts if isinstance(part, torch.Tensor)]
         quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
         if not floats:
-            self.product = prepare(concatenate(quantized) if len(quantized) > 1 else quantized[0])
-            self._give_weight(layer, torch.empty(0, dtype=self.dtype))  # it may have been float
+            self.product = prepare(
+                concatenate(quantized) if len(quantized) > 1 else quantized[0],
+                self.dtype,
+                needs_body=device_profile().captures_step,
+            )
+            # It may have been float.
+            self._give_weight(layer, self._no_weight(quantized[0].codes.device))
             return
         if quantized:
             logger.warning(
@@ -68,6 +74,10 @@ class QuantizedLinear(LinearMethodBase):
         self._give_weight(layer, dense)
         floats_method = PreparedLinear()
         self.product = lambda x, bias: floats_method.apply(layer, x, bias)
+
+    def _no_weight(self, device: torch.device | None) -> torch.Tensor:
+        """Of two dimensions: SGLang's models look at them."""
+        return torch.empty(0, self.input_size, dtype=self.dtype, device=device)
 
     def _give_weight(self, layer: torch.nn.Module, weight: torch.Tensor) -> None:
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
@@ -90,8 +100,11 @@ class QuantizedLinear(LinearMethodBase):
             raise ValueError(f"{self.prefix} got {places} only; the checkpoint lacks a part of it.")
         group = getattr(layer, "tp_group", None)  # a replicated layer has none
         rank = (0, 1) if group is None else get_group_rank_size(group)
+        device: torch.device = layer.weight.device  # pyright: ignore
         return [
-            slice_of_rank(self.prefix, self.collected[shard], size, self.input_size, rank)
+            slice_of_rank(self.prefix, self.collected[shard], size, self.input_size, rank).to(
+                device
+            )
             for shard, size in zip(places, self.output_sizes, strict=True)
         ]
 

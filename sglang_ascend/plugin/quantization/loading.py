@@ -14,8 +14,10 @@ from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead
+from sglang.srt.runtime_context import get_model
 
 from sglang_ascend.checkpoint.families import find_family, mtp_prefix
+from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.quantization.experts import QuantizedExperts
 from sglang_ascend.plugin.quantization.head import QuantizedHead
 from sglang_ascend.plugin.quantization.linear import QuantizedLinear
@@ -73,10 +75,15 @@ class ServedQuantization(QuantizationConfig):
 
 def served_config(original: Callable[..., Any], model_config: Any, load_config: Any) -> Any:
     """Around SGLang's choice of a quantization method, of the target and of the draft."""
-    checkpoint = quantized_checkpoint(model_config.model_path)
+    checkpoint = None if asks_for_core() else quantized_checkpoint(model_config.model_path)
     if checkpoint is None:
         return original(model_config, load_config)
     return ServedQuantization(HEAD in checkpoint.schemes and not model_config.is_draft_model)
+
+
+def asks_for_core() -> bool:
+    """Whether ``--quantization`` names a method of SGLang's own, on a device that has them."""
+    return device_profile().has_core_quantization and get_model().quantization is not None
 
 
 def weights_of(
@@ -89,7 +96,7 @@ def weights_of(
     startup_prefetch_active: bool = False,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Around SGLang's iterator over the tensors of a checkpoint."""
-    checkpoint = quantized_checkpoint(source.model_or_path)
+    checkpoint = None if asks_for_core() else quantized_checkpoint(source.model_or_path)
     if checkpoint is not None:
         is_draft = source.model_config is not None and source.model_config.is_draft_model
         return _tensors(checkpoint, _prefix(checkpoint, is_draft))

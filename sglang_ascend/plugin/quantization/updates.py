@@ -13,7 +13,7 @@ from sglang_ascend.plugin.quantization.loading import quantized_checkpoint
 def refused_folder(model: torch.nn.Module, folder: str) -> str | None:
     """Why ``model`` cannot take the weights of ``folder``, if its headers tell that."""
     if not device_profile().emulates:
-        return None
+        return _captured(model)
     try:
         is_quantized = quantized_checkpoint(folder) is not None
     except CheckpointError as error:
@@ -25,9 +25,16 @@ def refused_folder(model: torch.nn.Module, folder: str) -> str | None:
 
 def refused_tensors(model: torch.nn.Module) -> str | None:
     """Why ``model`` cannot take weights one by one: its products are made of complete layers."""
-    if not _takes_quantized(model):
-        return None
+    if not _takes_quantized(model) or _captured(model):
+        return _captured(model)
     return "the linears of this server are quantized: update them by /update_weights_from_disk."
+
+
+def _captured(model: torch.nn.Module) -> str | None:
+    """Quantized weights are prepared anew, elsewhere: a captured step would go on with the old."""
+    if not device_profile().captures_step or not _takes_quantized(model):
+        return None
+    return "quantized weights are not updated where the step is captured: start a server of them."
 
 
 def _takes_quantized(model: torch.nn.Module) -> bool:

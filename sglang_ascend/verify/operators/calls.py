@@ -12,10 +12,15 @@ import torch
 
 from sglang_ascend import ops
 from sglang_ascend.ops import quantized
+from sglang_ascend.ops.dispatch import REFERENCE
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ROWS, HIDDEN = 32, 1024
 PAGE_SIZE, NUM_PAGES = 128, 24
+
+# As every body for the device takes them; the CPU's own have forms of theirs.
+PREPARE_INTEGER = quantized.prepare_integer.implementation(REFERENCE)
+PREPARE_WEIGHT_ONLY = quantized.prepare_weight_only.implementation(REFERENCE)
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -63,6 +68,10 @@ def grouped_matmul(dtype: torch.dtype) -> Arguments:
     return (torch.randn(ROWS, HIDDEN).to(dtype), weights.to(dtype), torch.tensor([9, 0, 20, 3])), {}
 
 
+def gate_up(dtype: torch.dtype) -> Arguments:
+    return (torch.randn(ROWS, 2 * HIDDEN).to(dtype),), {}
+
+
 def unpermute(dtype: torch.dtype) -> Arguments:
     shares = torch.rand(ROWS, 8).softmax(-1)
     copies = torch.randn(8 * ROWS, HIDDEN)
@@ -82,12 +91,23 @@ def static_rows(dtype: torch.dtype) -> Arguments:
 
 
 def integer_linear(dtype: torch.dtype) -> Arguments:
-    weight = quantized.prepare_integer(codes_of(256, HIDDEN), torch.rand(256, 1) / HIDDEN)
+    weight = PREPARE_INTEGER(codes_of(256, HIDDEN), torch.rand(256, 1) / HIDDEN)
     return (*rows(dtype)[0], weight), {}
 
 
 def grouped_integer_linear(dtype: torch.dtype) -> Arguments:
-    weight = quantized.prepare_integer(codes_of(4, 256, HIDDEN), torch.rand(4, 256, 1) / HIDDEN)
+    weight = PREPARE_INTEGER(codes_of(4, 256, HIDDEN), torch.rand(4, 256, 1) / HIDDEN)
+    return (*rows(dtype)[0], weight, torch.tensor([9, 0, 20, 3])), {}
+
+
+def int8_weight(dtype: torch.dtype) -> Arguments:
+    scale = (torch.rand(256, 1) / HIDDEN).bfloat16().float()
+    return (codes_of(256, HIDDEN), scale), {}
+
+
+def grouped_weight_only_linear(dtype: torch.dtype) -> Arguments:
+    scale = (torch.rand(4, 256, 1) / HIDDEN).bfloat16().float()
+    weight = PREPARE_WEIGHT_ONLY(codes_of(4, 256, HIDDEN), scale)
     return (*rows(dtype)[0], weight, torch.tensor([9, 0, 20, 3])), {}
 
 
@@ -101,13 +121,13 @@ def int4_weight(dtype: torch.dtype) -> Arguments:
 
 def weight_only_linear(dtype: torch.dtype) -> Arguments:
     (_, scale, zero), _ = int4_weight(dtype)
-    weight = quantized.prepare_weight_only(codes_of(256, HIDDEN), scale, zero, group_size=32)
+    weight = PREPARE_WEIGHT_ONLY(codes_of(256, HIDDEN), scale, zero, group_size=32)
     return (*rows(dtype)[0], weight), {}
 
 
 def what_was_quantized(weight: Any, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
     """The packed codes are the body's own; what it multiplies them to is compared elsewhere."""
-    return weight.scale, weight.zero, weight.starts
+    return tuple(getattr(weight, n) for n in ("scale", "zero", "starts") if hasattr(weight, n))
 
 
 KV_LENS = torch.tensor([4, 129, 300, 511])
@@ -208,8 +228,13 @@ CALLS = {
     "experts.unpermute": OperatorCall(unpermute),
     "experts.grouped_matmul": OperatorCall(grouped_matmul),
     "experts.permute": OperatorCall(permute),
+    "layers.swiglu": OperatorCall(gate_up),
     "quantized.grouped_integer_linear": OperatorCall(grouped_integer_linear, (BF16,)),
+    "quantized.grouped_weight_only_linear": OperatorCall(grouped_weight_only_linear, (BF16,)),
     "quantized.integer_linear": OperatorCall(integer_linear, (BF16,)),
+    "quantized.prepare_integer": OperatorCall(
+        int8_weight, (BF16,), at_load=True, compared=what_was_quantized
+    ),
     "quantized.prepare_weight_only": OperatorCall(
         int4_weight, (BF16,), at_load=True, compared=what_was_quantized
     ),

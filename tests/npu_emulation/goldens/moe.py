@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from npu_emulation.goldens.quantized import SCALAR_TYPES, dynamic_quant
+from npu_emulation.goldens.quantized import SCALAR_TYPES, dynamic_quant, integers
 from npu_emulation.goldens.registry import UnsupportedArgumentError, golden
 
 SIGMOID = 1  # norm_type; otherwise softmax
@@ -122,6 +122,8 @@ def grouped_matmul(
     bias: Sequence[Tensor] | None = None,
     scale: Sequence[Tensor] | None = None,
     per_token_scale: Sequence[Tensor] | None = None,
+    antiquant_scale: Sequence[Tensor] | None = None,
+    antiquant_offset: Sequence[Tensor] | None = None,
     group_list: Tensor | None = None,
     split_item: int = 0,
     group_type: int = -1,
@@ -131,27 +133,59 @@ def grouped_matmul(
     """One result: the rows of group g are x[rows of g] @ weight[g], times scale[g] and their own.
 
     Only rows grouped along M (group_type 0), x and the weights [groups, K, N] in one tensor each.
+    int4 weights, eight to an int32, meet int8 rows as (x - 8) @ (weight * scale) + bias: the bias,
+    8 * sum over K of weight * scale, is the caller's to compute (aclnnGroupedMatmulV5).
+    Float rows meet (weight + antiquant_offset) * antiquant_scale, by channel or groups of K.
     """
     if group_type != 0 or group_list is None or len(x) != 1 or len(weight) != 1:
         raise UnsupportedArgumentError("npu_grouped_matmul is emulated with group_type=0 only.")
+    rows, matrices = x[0].double(), integers(weight[0]).double()
+    if antiquant_scale:
+        offset = antiquant_offset[0] if antiquant_offset else torch.zeros(())
+        values = matrices.unflatten(1, (_groups_of(antiquant_scale[0]), -1))
+        values = values + _by_group(offset, matrices)
+        matrices = (values * _by_group(antiquant_scale[0], matrices)).flatten(1, 2)
+    is_shifted = weight[0].dtype == torch.int32 and x[0].dtype == torch.int8
+    steps = _scales(scale[0]) if scale else torch.ones(1, 1, 1, dtype=torch.float64)
     sizes = (
         group_list
         if group_list_type == COUNTS
         else group_list.diff(prepend=group_list.new_zeros(1))
     )
     dtype = x[0].dtype if output_dtype is None else SCALAR_TYPES[output_dtype]
-    result = torch.zeros(x[0].shape[0], weight[0].shape[-1], dtype=dtype)
+    result = torch.zeros(len(rows), matrices.shape[-1], dtype=dtype)
     start = 0
     for group, size in enumerate(sizes.tolist()):
-        rows = slice(start, start + size)
-        product = x[0][rows].double() @ weight[0][group].double()
-        product = product if not bias else product + bias[0][group].double()
-        product = product if not scale else product * scale[0][group].double()
+        of_group = slice(start, start + size)
+        step = steps[group if len(steps) > 1 else 0]
+        added = bias[0][group].double() if bias else 0.0
+        if is_shifted:
+            product = (rows[of_group] - 8) @ (matrices[group] * step) + added
+        else:
+            product = (rows[of_group] @ matrices[group] + added) * step
         if per_token_scale:
-            product = product * per_token_scale[0][rows, None].double()
-        result[rows] = product.to(dtype)
+            product = product * per_token_scale[0][of_group, None].double()
+        result[of_group] = product.to(dtype)
         start += size
     return [result]
+
+
+def _scales(scale: Tensor) -> Tensor:
+    """[groups, 1, N]; an int64 holds the bits of a float32."""
+    values = scale.int().view(torch.float32) if scale.dtype == torch.int64 else scale
+    return values.double().reshape(len(scale), -1, scale.shape[-1])
+
+
+def _groups_of(scale: Tensor) -> int:
+    """Of K: a scale is [groups, N], or [groups, groups of K, N]."""
+    return scale.shape[1] if scale.dim() == 3 else 1
+
+
+def _by_group(values: Tensor, matrices: Tensor) -> Tensor:
+    """[groups, groups of K, 1, N]"""
+    if values.dim() == 0:
+        return values
+    return values.double().reshape(len(matrices), -1, 1, matrices.shape[-1])
 
 
 @golden("npu::npu_moe_finalize_routing")

@@ -19,8 +19,12 @@ SCALAR_TYPES = {
 
 
 @golden("npu::npu_dynamic_quant")
-def dynamic_quant(input: Tensor, smooth_scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def dynamic_quant(
+    input: Tensor, smooth_scales: Tensor | None = None, dst_type: int | None = None
+) -> tuple[Tensor, Tensor]:
     """(round(x / s) int8, s float32 per row) with s = max|x| / 127, after x * smooth_scales."""
+    if dst_type not in (None, 1):
+        raise UnsupportedArgumentError("npu_dynamic_quant is emulated for int8.")
     x = input.float() if smooth_scales is None else input.float() * smooth_scales.float()
     scale = x.abs().amax(-1) / INT8_MAX
     divisor = torch.where(scale == 0, 1.0, scale).unsqueeze(-1)
@@ -74,12 +78,34 @@ def quantize(
     return result.round().clamp(-INT8_MAX - 1, INT8_MAX).to(torch.int8)
 
 
+@golden("npu::npu_dequant_swiglu_quant")
+def dequant_swiglu_quant(
+    x: Tensor, activate_left: bool = False, quant_mode: int = 0
+) -> tuple[Tensor, Tensor]:
+    """``dynamic_quant`` of swish(one half) * the other half, which is not rounded in between."""
+    if quant_mode != 1 or x.dtype == torch.int32:
+        raise UnsupportedArgumentError(
+            "npu_dequant_swiglu_quant is emulated for floats, quantized dynamically."
+        )
+    left, right = x.float().chunk(2, -1)
+    gate, up = (left, right) if activate_left else (right, left)
+    return dynamic_quant(torch.nn.functional.silu(gate) * up)
+
+
 @golden("npu::npu_convert_weight_to_int4pack")
 def convert_weight_to_int4pack(weight: Tensor) -> Tensor:
     """Eight neighbours of the last dimension to an int32, the first in its lowest four bits."""
     nibbles = (weight & 15).long().unflatten(-1, (-1, 8))
     words = (nibbles << torch.arange(0, 32, 4)).sum(-1)
     return torch.where(words >= 2**31, words - 2**32, words).int()
+
+
+def integers(weight: Tensor) -> Tensor:
+    """The codes of a weight [..., k, n], of which an int32 holds eight int4."""
+    if weight.dtype != torch.int32:
+        return weight
+    nibbles = (weight[..., None] >> torch.arange(0, 32, 4)) & 15
+    return ((nibbles ^ 8) - 8).flatten(-2)
 
 
 @golden("npu::npu_weight_quant_batchmatmul")
@@ -92,11 +118,7 @@ def weight_quant_batchmatmul(
     antiquant_group_size: int = 0,
 ) -> Tensor:
     """x @ ((weight + offset) * scale) + bias; weight [k, n] int8, or int32 of eight int4 each."""
-    codes = weight
-    if weight.dtype == torch.int32:
-        nibbles = (weight[..., None] >> torch.arange(0, 32, 4)) & 15
-        codes = ((nibbles ^ 8) - 8).flatten(-2)
-    values = codes.float()
+    values = integers(weight).float()
     groups = torch.arange(len(values)) // (antiquant_group_size or len(values))
     if antiquant_offset is not None:
         values = values + antiquant_offset.float().reshape(-1, values.shape[1])[groups]
