@@ -90,6 +90,12 @@ def prepare_grouped(
     return lambda rows, counts: operator(rows, prepared, counts)
 
 
+def prepared_bytes(weight: QuantizedWeight) -> int:
+    """What `prepare` keeps of `weight`."""
+    weight = _by_rows(weight)
+    return _operators(weight, weight.codes, weight.scale, weight.zero)[2].num_bytes
+
+
 def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
     """Name of the body of `ops/quantized` that multiplies with `weight` on this CPU.
 
