@@ -120,12 +120,13 @@ def main(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         quantized = scratch / "quantized"
         Quantization(source, read_recipe(recipe), quantized).run()
+        share = resident_share(quantized)  # compiles what the servers' loading would
         servers = start_servers(stack, {"float": source, "int8": quantized}, dtype, scratch)
         report: dict[str, Any] = {
             **taken_on(),
             "model": model,
             "recipe": recipe,
-            "resident_share": resident_share(quantized),
+            "resident_share": share,
             "loading": loading(quantized, scratch / "int8-plain.json"),
         }
         for batch in batches:

@@ -14,6 +14,8 @@ from typing import Any
 
 from sglang.srt.model_loader.loader import DefaultModelLoader
 
+from sglang_ascend.ops.quantized import probe
+
 RESET_PEAK = "5"  # of /proc/self/clear_refs
 
 
@@ -28,6 +30,7 @@ def install() -> None:
 
     def measured(*args: Any, **kwargs: Any) -> Any:
         path = Path(os.environ["LOADING_MEMORY"])
+        probe.verdicts()  # Numba and what it compiles are no weights
         Path("/proc/self/clear_refs").write_text(RESET_PEAK)
         before = resident("VmRSS")
         result = original(*args, **kwargs)
