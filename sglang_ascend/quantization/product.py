@@ -93,7 +93,7 @@ def prepare_grouped(
 def prepared_bytes(weight: QuantizedWeight) -> int:
     """What `prepare` keeps of `weight`."""
     weight = _by_rows(weight)
-    return _operators(weight, weight.codes, weight.scale, weight.zero)[2].num_bytes
+    return _operators(weight, weight.codes, weight.scale, weight.zero, None)[2].num_bytes
 
 
 def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
