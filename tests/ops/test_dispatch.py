@@ -36,6 +36,7 @@ ON_CPU = {
     "quantized.grouped_integer_linear": "numba",
     "quantized.grouped_weight_only_linear": "numba",
     "quantized.integer_linear": "numba",
+    "quantized.prepare_integer": "numba",
     "quantized.quantize_per_token": "numba",
     "quantized.quantize_static": "numba",
     "quantized.weight_only_linear": "numba",

@@ -28,6 +28,7 @@ def head_of(weight: QuantizedWeight | None, start: int, stop: int, padded: int):
     from sglang_ascend.plugin.quantization.head import QuantizedHead
 
     head = QuantizedHead("lm_head")
+    head.dtype = torch.float32
     if weight is not None:
         head.collect(torch.nn.Parameter(torch.empty(0)), to_rows(weight))
     head.process_weights_after_loading(layer_of(start, stop, padded))
@@ -36,7 +37,8 @@ def head_of(weight: QuantizedWeight | None, start: int, stop: int, padded: int):
 
 def layer_of(start: int, stop: int, padded: int) -> SimpleNamespace:
     indices = SimpleNamespace(org_vocab_start_index=start, org_vocab_end_index=stop)
-    return SimpleNamespace(shard_indices=indices, num_embeddings_per_partition=padded)
+    sizes = {"shard_indices": indices, "num_embeddings_per_partition": padded}
+    return SimpleNamespace(weight=torch.empty(0), **sizes)
 
 
 def logits(head, hidden: torch.Tensor) -> torch.Tensor:
@@ -67,7 +69,6 @@ def test_an_update_may_bring_a_float_head(weight):
     head = head_of(weight, 0, VOCABULARY, VOCABULARY)
     floats = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(3))
     hidden = torch.randn(2, WIDTH, generator=torch.Generator().manual_seed(4))
-    head.dtype = torch.float32
     head.collect(torch.nn.Parameter(torch.empty(0)), floats)
     head.process_weights_after_loading(layer_of(0, VOCABULARY, VOCABULARY))
     assert_close(logits(head, hidden), hidden @ floats.T)

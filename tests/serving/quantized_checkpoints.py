@@ -24,8 +24,8 @@ from safetensors.torch import load_file, save_file
 QUANTIZED = re.compile(r"_proj(_with_mqa)?\.weight$")
 # MLA multiplies kv_b_proj by itself, and eh_proj joins two inputs: published recipes leave both.
 FLOAT = re.compile(r"kv_b_proj|eh_proj")
-# Layouts whose head is quantized too.
-WITH_HEAD = ("W8A16",)
+# The layout whose head is quantized too.
+WITH_HEAD = "W8A16 and head"
 METADATA = {"version": "1.0.0", "metadata": {}, "group_size": 0, "optional": {}}
 DESCRIPTION = "quant_model_description.json"
 GROUP = 64  # ragged in 96 and 240 columns
@@ -226,6 +226,7 @@ STATIC = {
 LAYOUTS = {
     "W8A8_DYNAMIC": Layout(DYNAMIC, DYNAMIC),
     "W8A16": Layout(WEIGHT_ONLY, WEIGHT_ONLY),
+    WITH_HEAD: Layout(WEIGHT_ONLY, WEIGHT_ONLY),
     "W4A8": Layout(DYNAMIC, Kind(pack_int4, round_per_token, "W4A8_DYNAMIC")),
     "W8A8 static": Layout(DYNAMIC, DYNAMIC, by_name=STATIC),
     "gptq": Layout(
@@ -315,7 +316,7 @@ def write_decoded(source: Path, folder: Path, layout: str) -> Path:
 
 def is_quantized(name: str, layout: str) -> bool:
     if name == "lm_head.weight":
-        return layout in WITH_HEAD
+        return layout == WITH_HEAD
     return bool(QUANTIZED.search(name)) and not FLOAT.search(name)
 
 

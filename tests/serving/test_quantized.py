@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from launched_server import LaunchedServer, Reply, greedy
 from offline_model import ALL_ROWS, MAX_KL, OfflineModel, mean_kl
-from quantized_checkpoints import Write, write_decoded
+from quantized_checkpoints import WITH_HEAD, Write, write_decoded
 from reference_model import ReferenceModel
 from server_pairs import TEST_TIMEOUT_S, ask_both, plain_and_mtp, tokens_per_step
 from server_pool import ServerPool
@@ -95,7 +95,7 @@ def test_weight_only_int8_and_its_head_have_the_log_probabilities_of_decoded_wei
     quantized_folder: Path,
     prompts: list[list[int]],
 ) -> None:
-    pair = servers.get_flushed(*plain_and_mtp(write("W8A16")))
+    pair = servers.get_flushed(*plain_and_mtp(write(WITH_HEAD)))
     asked = prompts[:16]
     answers = ask_both(
         pair,
@@ -105,7 +105,7 @@ def test_weight_only_int8_and_its_head_have_the_log_probabilities_of_decoded_wei
     )
     assert [reply.tokens for reply in answers[0]] == [reply.tokens for reply in answers[1]]
     assert tokens_per_step(answers[1]) > 1.5
-    reference = ReferenceModel(write_decoded(model_folder, quantized_folder / "decoded", "W8A16"))
+    reference = ReferenceModel(write_decoded(model_folder, quantized_folder / "decoded", WITH_HEAD))
 
     def worst(replies) -> float:
         return max(

@@ -27,7 +27,9 @@ load_operators()
 FP32 = torch.float32
 QUANTIZED_ON_CPU = {
     "quantized.grouped_integer_linear",
+    "quantized.grouped_weight_only_linear",
     "quantized.integer_linear",
+    "quantized.prepare_integer",
     "quantized.quantize_per_token",
     "quantized.quantize_static",
     "quantized.weight_only_linear",
@@ -39,6 +41,7 @@ ON_CPU = (
     "attention.paged_mla_ragged",
     "chain.prepare_step",
     "chain.verify_chain",
+    "layers.swiglu",
     "sampling.filter_probs",
     "sampling.top_k_top_p",
 )

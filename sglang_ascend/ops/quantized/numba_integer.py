@@ -24,7 +24,7 @@ from sglang_ascend.ops.quantized.numba_inputs import (
     quantize_into,
     scratch_of,
 )
-from sglang_ascend.ops.quantized.weights import IntegerWeight
+from sglang_ascend.ops.quantized.weights import IntegerWeight, unpack_nibbles
 
 # Rows of weights that a thread takes at a time.
 PART = 8 * TILE
@@ -43,7 +43,14 @@ class Matrix(NamedTuple):
 
 def prepare_integer(codes: torch.Tensor, scale: torch.Tensor, **options: Any) -> IntegerWeight:
     """``packed`` is a ``Matrix``."""
-    weight = integer.prepare_integer(codes, scale, **options)
+    return _described(integer.prepare_integer(codes, scale, **options))
+
+
+def _described(weight: IntegerWeight) -> IntegerWeight:
+    """``weight`` with its ``Matrix``; the reference prepares none."""
+    if weight.packed is not None:
+        return weight
+    codes = weight.codes if weight.bits == 8 else unpack_nibbles(weight.codes, weight.width)
     starts = -OFFSET * codes.sum(-1, dtype=torch.int32)
     if weight.quant_bias is not None:
         starts = starts + weight.quant_bias
@@ -60,7 +67,7 @@ def prepare_integer(codes: torch.Tensor, scale: torch.Tensor, **options: Any) ->
 def integer_linear(
     x: torch.Tensor, weight: IntegerWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    rows, out = contiguous_rows(x), weight.codes.shape[0]
+    rows, weight, out = contiguous_rows(x), _described(weight), weight.codes.shape[0]
     output = torch.empty(*x.shape[:-1], out, dtype=rows.dtype)
     bias = None if bias is None else bias.detach().float()
     of_bias = 0 if bias is None else bias.data_ptr()
@@ -79,7 +86,7 @@ def integer_linear(
 def grouped_integer_linear(
     x: torch.Tensor, weight: IntegerWeight, counts: torch.Tensor
 ) -> torch.Tensor:
-    rows, counts = contiguous_rows(x), counts.contiguous()
+    rows, weight, counts = contiguous_rows(x), _described(weight), counts.contiguous()
     output = torch.empty(len(rows), weight.codes.shape[1], dtype=rows.dtype)
     scratch = scratch_of(rows)
     groups = counts.data_ptr(), len(counts), output.element_size()

@@ -6,8 +6,10 @@ import torch
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.quantization.head import QuantizedHead
 from sglang_ascend.plugin.quantization.linear import QuantizedLinear
 from sglang_ascend.plugin.quantization.loading import quantized_checkpoint
+from sglang_ascend.quantization.weight import HEAD
 
 
 def refused_folder(model: torch.nn.Module, folder: str) -> str | None:
@@ -15,28 +17,32 @@ def refused_folder(model: torch.nn.Module, folder: str) -> str | None:
     if not device_profile().emulates:
         return _captured(model)
     try:
-        is_quantized = quantized_checkpoint(folder) is not None
+        checkpoint = quantized_checkpoint(folder)
     except CheckpointError as error:
         return str(error)
-    if is_quantized and not _takes_quantized(model):
+    if checkpoint is None:
+        return None
+    if not _has(model, QuantizedLinear):
         return f"{shown(folder)} is quantized and this server's layers are float: start one of it."
+    if HEAD in checkpoint.schemes and not _has(model, QuantizedHead):
+        return f"{shown(folder)} has a quantized head and this server's is float: start one of it."
     return None
 
 
 def refused_tensors(model: torch.nn.Module) -> str | None:
     """Why ``model`` cannot take weights one by one: its products are made of complete layers."""
-    if not _takes_quantized(model) or _captured(model):
+    if not _has(model, QuantizedLinear) or _captured(model):
         return _captured(model)
     return "the linears of this server are quantized: update them by /update_weights_from_disk."
 
 
 def _captured(model: torch.nn.Module) -> str | None:
     """Quantized weights are prepared anew, elsewhere: a captured step would go on with the old."""
-    if not device_profile().captures_step or not _takes_quantized(model):
+    if not device_profile().captures_step or not _has(model, QuantizedLinear):
         return None
     return "quantized weights are not updated where the step is captured: start a server of them."
 
 
-def _takes_quantized(model: torch.nn.Module) -> bool:
+def _has(model: torch.nn.Module, method: type) -> bool:
     methods = (getattr(module, "quant_method", None) for module in model.modules())
-    return any(isinstance(method, QuantizedLinear) for method in methods)
+    return any(isinstance(found, method) for found in methods)
