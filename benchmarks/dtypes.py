@@ -16,20 +16,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks.command import run
 from benchmarks.machine import taken_on
-from benchmarks.ratios import median_interval
+from benchmarks.ratios import spread
 from benchmarks.server import ServerProcess
-from benchmarks.serving import measure, starting_server
+from benchmarks.serving import alternate, measure, starting_server
 from sglang_ascend.models.catalog import model_path
 
 PARTS = Path(__file__).parent / "server_parts"
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "heldout_chat.json"
 DTYPES = ("bfloat16", "float32")
-console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
@@ -75,11 +73,6 @@ def start_servers(stack: ExitStack, folder: Path) -> dict[str, Served]:
     return servers
 
 
-def spread(ratios: list[float]) -> dict[str, float]:
-    low, high = median_interval(ratios)
-    return {"median": statistics.median(ratios), "low": low, "high": high}
-
-
 def summarise(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     """Medians of each server, and the ratios within the rounds."""
 
@@ -123,15 +116,13 @@ def main(
     with ExitStack() as stack:
         servers = start_servers(stack, folder)
         for batch in batches:
-            results = []
-            for number in track(range(-1, rounds), f"batch {batch}", console=console):
-                start = max(number, 0) * batch
-                group = [prompts[i % len(prompts)] for i in range(start, start + batch)]
-                # Whoever goes second may meet a warmer machine: swap the order every round.
-                order = list(servers) if number % 2 else list(servers)[::-1]
-                one = {name: servers[name].measure(group, max_new_tokens) for name in order}
-                if number >= 0:
-                    results.append(one)
+            results = alternate(
+                servers,
+                lambda served, group: served.measure(group, max_new_tokens),
+                prompts,
+                batch,
+                rounds,
+            )
             report[f"batch_{batch}"] = summarise(results)
     if as_json:
         print(json.dumps(report, indent=1))

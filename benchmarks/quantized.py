@@ -14,14 +14,13 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from benchmarks.command import run
 from benchmarks.machine import taken_on
-from benchmarks.ratios import median_interval
+from benchmarks.ratios import spread
 from benchmarks.server import ServerProcess
-from benchmarks.serving import measure, starting_server
+from benchmarks.serving import alternate, measure, starting_server
 from sglang_ascend.models.catalog import model_path
 from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization.checkpoint import Checkpoint
@@ -32,7 +31,6 @@ PARTS = Path(__file__).parent / "server_parts"
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "heldout_chat.json"
 MTP = ("--speculative-algorithm", "MTP")
 BFLOAT16_BYTES = 2
-console = Console(stderr=True)
 
 
 def resident_share(folder: Path) -> float:
@@ -77,9 +75,7 @@ def summarise(rounds: list[dict[str, tuple[float, float]]]) -> dict[str, Any]:
     """Medians of each server, and the ratios within the rounds."""
 
     def ratio(over: str, under: str) -> dict[str, float]:
-        ratios = [one[over][0] / one[under][0] for one in rounds]
-        low, high = median_interval(ratios)
-        return {"median": statistics.median(ratios), "low": low, "high": high}
+        return spread([one[over][0] / one[under][0] for one in rounds])
 
     summary: dict[str, Any] = {
         name: {
@@ -130,15 +126,13 @@ def main(
             "loading": loading(quantized, scratch / "int8-plain.json"),
         }
         for batch in batches:
-            results = []
-            for number in track(range(-1, rounds), f"batch {batch}", console=console):
-                start = max(number, 0) * batch
-                group = [prompts[i % len(prompts)] for i in range(start, start + batch)]
-                # Whoever goes second may meet a warmer machine: swap the order every round.
-                order = list(servers) if number % 2 else list(servers)[::-1]
-                one = {name: measure(servers[name], group, max_new_tokens) for name in order}
-                if number >= 0:
-                    results.append(one)
+            results = alternate(
+                servers,
+                lambda server, group: measure(server, group, max_new_tokens),
+                prompts,
+                batch,
+                rounds,
+            )
             report[f"batch_{batch}"] = summarise(results)
     if as_json:
         print(json.dumps(report, indent=1))

@@ -11,3 +11,9 @@ def median_interval(ratios: list[float], draws: int = 2000) -> tuple[float, floa
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
     return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+
+
+def spread(ratios: list[float]) -> dict[str, float]:
+    """As the reports name a median and its interval."""
+    low, high = median_interval(ratios)
+    return {"median": statistics.median(ratios), "low": low, "high": high}

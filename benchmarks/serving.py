@@ -7,12 +7,12 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import requests
 import typer
@@ -25,6 +25,8 @@ from benchmarks.machine import taken_on
 from benchmarks.ratios import median_interval
 from benchmarks.server import ServerProcess
 from sglang_ascend.models.catalog import model_path
+
+Server, Measured = TypeVar("Server"), TypeVar("Measured")
 
 console = Console(stderr=True)
 
@@ -97,6 +99,27 @@ def run_rounds(
         rates = {name: results[name][0] for name in servers}
         rounds.append(Round(rates, results["mtp"][1]))
     return rounds
+
+
+def alternate(
+    servers: dict[str, Server],
+    measure_one: Callable[[Server, list[str]], Measured],
+    prompts: list[str],
+    batch: int,
+    rounds: int,
+) -> list[dict[str, Measured]]:
+    """What each server gives for the same ``batch`` prompts, in ``rounds`` rounds after one to warm
+    up; the prompts begin anew when they are used up."""
+    results = []
+    for number in track(range(-1, rounds), f"batch {batch}", console=console):
+        start = max(number, 0) * batch
+        group = [prompts[i % len(prompts)] for i in range(start, start + batch)]
+        # Whoever goes second may meet a warmer machine: swap the order every round.
+        order = list(servers) if number % 2 else list(servers)[::-1]
+        one = {name: measure_one(servers[name], group) for name in order}
+        if number >= 0:
+            results.append(one)
+    return results
 
 
 def summarise(rounds: list[Round]) -> dict[str, float]:

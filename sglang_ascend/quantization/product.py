@@ -13,7 +13,7 @@ from sglang_ascend.ops import experts
 from sglang_ascend.ops import quantized as ops
 from sglang_ascend.ops.dispatch import REFERENCE, Op
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
-from sglang_ascend.quantization.weight import InputKind, QuantizedWeight
+from sglang_ascend.quantization.weight import InputKind, QuantizedWeight, dense
 
 # Modules that SGLang's models multiply with themselves: MLA absorbs kv_b_proj into its queries, and
 # the others are no linear layers of SGLang's. Their weights are decoded when they are read.
@@ -124,8 +124,7 @@ def _check_grouped(weight: QuantizedWeight) -> None:
 
 
 def _of_floats(weights: Sequence[QuantizedWeight | Tensor], dtype: torch.dtype) -> GroupedProduct:
-    values = [w.dequantize() if isinstance(w, QuantizedWeight) else w for w in weights]
-    matrices = torch.stack([value.to(dtype).T for value in values])
+    matrices = torch.stack([dense(weight).to(dtype).T for weight in weights])
     return lambda rows, counts: experts.grouped_matmul(rows, matrices, counts)
 
 

@@ -194,6 +194,11 @@ class QuantizedWeight:
         return by_row.repeat_interleave(self.block[1], 1)[:, :in_features]
 
 
+def dense(weight: Tensor | QuantizedWeight) -> Tensor:
+    """Its values [out, in], of a float weight itself."""
+    return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+
+
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """One weight of all outputs of `weights`, in order, as a fused projection has them.
 

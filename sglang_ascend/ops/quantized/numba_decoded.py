@@ -6,6 +6,8 @@ width of the codes. Sums are in float32, in any order. Compiled code is kept on 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numba
 import numpy as np
 import torch
@@ -37,14 +39,10 @@ def grouped_weight_only_linear(
     rows = _rows(x, weight)
     output = torch.empty(len(rows), weight.codes.shape[1], dtype=torch.float32)
     codes, bits, starts, scale = _arrays(weight)
-    start = 0
-    for group, count in enumerate(counts.tolist()):
-        if count:
-            zero = NO_ZEROS if weight.zero is None else weight.zero[group].numpy()
-            matrix = codes[group], bits, starts, scale[group], zero
-            part = slice(start, start + count)
-            _integers(rows[part].numpy(), *matrix, NO_BIAS, output[part].numpy())
-        start += count
+    for group, part in _groups(counts):
+        zero = NO_ZEROS if weight.zero is None else weight.zero[group].numpy()
+        matrix = codes[group], bits, starts, scale[group], zero
+        _integers(rows[part].numpy(), *matrix, NO_BIAS, output[part].numpy())
     return output.to(x.dtype)
 
 
@@ -67,13 +65,19 @@ def grouped_block_fp8_linear(
     rows = _rounded(x, weight)
     output = torch.empty(len(rows), weight.codes.shape[1], dtype=torch.float32)
     codes, scale = weight.codes.view(torch.uint8).numpy(), weight.scale.numpy()
+    for group, part in _groups(counts):
+        matrix = codes[group], *weight.block, scale[group]
+        _e4m3(rows[part].numpy(), *matrix, NO_BIAS, output[part].numpy())
+    return output.to(x.dtype)
+
+
+def _groups(counts: torch.Tensor) -> Iterator[tuple[int, slice]]:
+    """Of every group that has rows, its number and its rows."""
     start = 0
     for group, count in enumerate(counts.tolist()):
         if count:
-            part, matrix = slice(start, start + count), (codes[group], *weight.block, scale[group])
-            _e4m3(rows[part].numpy(), *matrix, NO_BIAS, output[part].numpy())
+            yield group, slice(start, start + count)
         start += count
-    return output.to(x.dtype)
 
 
 def _rows(x: torch.Tensor, weight: WeightOnly) -> torch.Tensor:

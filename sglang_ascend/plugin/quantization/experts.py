@@ -14,7 +14,7 @@ from sglang_ascend.ops import layers
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.quantization.linear import slice_of_rank
 from sglang_ascend.quantization.product import GroupedProduct, prepare_grouped
-from sglang_ascend.quantization.weight import QuantizedWeight, concatenate
+from sglang_ascend.quantization.weight import QuantizedWeight, concatenate, dense
 
 GATE, DOWN, UP = "w1", "w2", "w3"
 
@@ -113,8 +113,4 @@ def _joined(
 ) -> torch.Tensor | QuantizedWeight:
     if isinstance(gate, QuantizedWeight) and isinstance(up, QuantizedWeight):
         return concatenate([gate, up])
-    return torch.cat([_dense(gate), _dense(up)])
-
-
-def _dense(weight: torch.Tensor | QuantizedWeight) -> torch.Tensor:
-    return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+    return torch.cat([dense(gate), dense(up)])

@@ -13,7 +13,7 @@ from sglang_ascend.plugin.cpu.layers import PreparedLinear
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.quantization.product import prepare
 from sglang_ascend.quantization.rows import from_rows
-from sglang_ascend.quantization.weight import QuantizedWeight, concatenate
+from sglang_ascend.quantization.weight import QuantizedWeight, concatenate, dense
 
 Shard = int | str | None
 _QKV = {"q": 0, "k": 1, "v": 2}
@@ -69,9 +69,8 @@ class QuantizedLinear(LinearMethodBase):
             logger.warning(
                 "%s joins float and quantized weights; it is multiplied as float.", self.prefix
             )
-            parts = [p.dequantize() if isinstance(p, QuantizedWeight) else p for p in parts]
-        dense = torch.cat([part.to(self.dtype) for part in parts])
-        self._give_weight(layer, dense)
+        values = [dense(part).to(self.dtype) for part in parts]
+        self._give_weight(layer, torch.cat(values))
         floats_method = PreparedLinear()
         self.product = lambda x, bias: floats_method.apply(layer, x, bias)
 
