@@ -21,8 +21,8 @@ from rich.table import Table
 from benchmarks.command import run
 from benchmarks.machine import taken_on
 from benchmarks.ratios import spread
-from benchmarks.server import ServerProcess
-from benchmarks.serving import alternate, measure, starting_server
+from benchmarks.server import ServerProcess, starting_server
+from benchmarks.serving import alternate, measure
 from sglang_ascend.models.catalog import model_path
 
 PARTS = Path(__file__).parent / "server_parts"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -23,7 +22,7 @@ from rich.table import Table
 from benchmarks import command
 from benchmarks.machine import taken_on
 from benchmarks.ratios import median_interval
-from benchmarks.server import ServerProcess
+from benchmarks.server import ServerProcess, starting_server
 from sglang_ascend.models.catalog import model_path
 
 Server, Measured = TypeVar("Server"), TypeVar("Measured")
@@ -40,17 +39,6 @@ class Round:
 
     def ratio(self, other: str) -> float:
         return self.rates["mtp"] / self.rates[other]
-
-
-@contextmanager
-def starting_server(*arguments: str, **environment: str) -> Iterator[ServerProcess]:
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "server.log"
-        server = ServerProcess(arguments, log, environment=environment)
-        try:
-            yield server
-        finally:
-            server.stop()
 
 
 def chat(server: ServerProcess, prompt: str, max_new_tokens: int) -> tuple[int, int]:

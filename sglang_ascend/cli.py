@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sglang_ascend import __version__
+from sglang_ascend.bench.chat import chat
 from sglang_ascend.ptq.cli import evaluate, quantize
 from sglang_ascend.quantization.cli import app as quantization_app
 from sglang_ascend.training.cli import app as training_app
@@ -28,6 +29,7 @@ app.add_typer(training_app, name="train")
 app.add_typer(quantization_app)
 app.command()(quantize)
 app.command()(evaluate)
+app.command()(chat)
 
 
 def _print_version(wanted: bool) -> None:

@@ -30,7 +30,7 @@ print({"torch", "sglang", "transformers"} & sys.modules.keys())
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-TAUGHT = [[name] for name in "doctor verify-npu model-path inspect verify convert".split()]
+TAUGHT = [[name] for name in "doctor verify-npu model-path inspect verify convert chat".split()]
 
 
 @pytest.mark.parametrize("command", [[], ["train"], *TAUGHT])

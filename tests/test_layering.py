@@ -25,6 +25,7 @@ TABLE: dict[str, set[str]] = {
     "__init__": set(),
     "torchvision_ops": set(),
     "env": set(),
+    "bench": {"models"},
     "ops": {"env"},
     "sampling": {"ops"},
     "attention": {"ops"},
@@ -34,9 +35,9 @@ TABLE: dict[str, set[str]] = {
     "models": {"env"},
     "training": {"checkpoint", "speculative"},
     "ptq": {"checkpoint", "quantization", "training"},
-    "verify": {"env", "ops"},
+    "verify": {"env", "ops", "bench"},
 }
-TABLE["plugin"] = TABLE.keys() - {"__init__", "training", "ptq", "verify"}
+TABLE["plugin"] = TABLE.keys() - {"__init__", "bench", "training", "ptq", "verify"}
 TABLE["cli"] = TABLE.keys() - {"__init__"}
 TABLE["__main__"] = {"cli"}
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sglang_ascend.bench.server import ServerProcess
 from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.reference_tokens import Judged, ReferenceTokens
-from sglang_ascend.verify.server import ServerProcess
 
 NAMES = ("plain", "mtp")
 NEW_TOKENS = 32

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sglang_ascend.bench.server import ServerProcess
 from sglang_ascend.env import LOG_WAITS
 from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.operators.synchronisation import WAITED
-from sglang_ascend.verify.server import ServerProcess
 from sglang_ascend.verify.serving import Setting, ask, running, steps_of
 
 PROMPTS = [[16 * request + position + 5 for position in range(16)] for request in range(8)]

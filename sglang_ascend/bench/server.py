@@ -10,10 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,17 @@ class ServerProcess:
 
     def log_tail(self, num_lines: int = 40) -> str:
         return "\n".join(line[:500] for line in deque(self.log().splitlines(), num_lines))
+
+
+@contextlib.contextmanager
+def starting_server(*arguments: str, **environment: str) -> Iterator[ServerProcess]:
+    """One that has its log in a folder of its own; both are gone behind the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = ServerProcess(arguments, Path(folder) / "server.log", environment=environment)
+        try:
+            yield server
+        finally:
+            server.stop()
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""What is asked of a running server over HTTP, and the figures that its answers give."""

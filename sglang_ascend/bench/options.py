@@ -1,0 +1,59 @@
+"""Which server a command talks to: one that runs, or one that it starts on this machine."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+MTP = ("--speculative-algorithm", "MTP")
+ModelOption = Annotated[
+    str | None,
+    typer.Option(help="A model of this package or a checkpoint folder, served for this command."),
+]
+
+ServerArgsOption = Annotated[
+    str, typer.Option(help='Flags of SGLang for what is started, such as "--dtype float32".')
+]
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """What cannot be done is one sentence on stderr, and exit code 2."""
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:
+        typer.echo(f"sglang-ascend: {error}", err=True)
+        raise typer.Exit(2) from None
+
+
+def model_folder(model: str) -> Path:
+    """Of a checkpoint on disk, or of a model of this package, built on first use."""
+    from sglang_ascend.models import catalog
+
+    return Path(model) if Path(model).is_dir() else catalog.model_path(model)
+
+
+@contextmanager
+def server_url(url: str | None, model: str | None, server_args: str) -> Iterator[str]:
+    """``url``, or that of a server of ``model`` with MTP, which is stopped behind the block."""
+    if (url is None) == (model is None):
+        raise ValueError("name either a running server with --url, or a checkpoint with --model.")
+    if url is not None:
+        if server_args:
+            raise ValueError("--server-args are for a server that is started: name --model.")
+        yield url
+        return
+    from rich.console import Console
+
+    from sglang_ascend.bench.server import starting_server
+
+    folder = model_folder(model or "")
+    with starting_server("--model-path", str(folder), *MTP, *shlex.split(server_args)) as server:
+        with Console(stderr=True).status(f"starting a server of {folder.name}"):
+            server.wait_until_ready()
+        yield server.url

@@ -1,0 +1,82 @@
+"""What goes wrong between a command and a server is one sentence; the servers here are fakes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_ascend.bench.server import free_port
+from sglang_ascend.cli import app
+
+RUNNER = CliRunner()
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """400 to a short reply; a stream that breaks off to any other."""
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["max_tokens"] == 1:
+            self.answer(400, b'{"object": "error", "message": "too short."}')
+        else:
+            piece = json.dumps({"choices": [{"delta": {"content": "Once"}}]})
+            error = json.dumps({"error": {"message": "out of memory."}})
+            self.answer(200, f"data: {piece}\n\ndata: {error}\n\n".encode())
+
+    def answer(self, status: int, data: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture(scope="module")
+def refusing() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def said(*words: str, stdin: str = "") -> str:
+    result = RUNNER.invoke(app, ["chat", *words], input=stdin)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("sglang-ascend: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+def test_a_refusal_is_what_the_server_says(refusing):
+    assert "HTTP 400: too short." in said("Hello", "--url", refusing, "--max-new-tokens", "1")
+
+
+def test_a_reply_that_breaks_off_is_an_error(refusing):
+    assert "ended its reply: out of memory." in said("Hello", "--url", refusing)
+
+
+def test_a_server_that_is_not_there_is_named():
+    url = f"http://127.0.0.1:{free_port()}"
+    assert f"no server answers at {url}" in said("Hello", "--url", url)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["Hello"], "name either a running server with --url, or a checkpoint with --model."),
+        (["Hello", "--url", "http://x", "--model", "y"], "name either a running server"),
+        (["Hello", "--url", "localhost"], "is no address of a server"),
+        (["Hello", "--url", "http://x", "--server-args", "--tp-size 2"], "name --model"),
+        (["Hello", "--model", "gpt-5"], "'gpt-5' is not a model of this package"),
+        (["--url", "http://x"], "there is no prompt"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_sentence(words, sentence):
+    assert sentence in said(*words)
