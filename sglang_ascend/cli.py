@@ -12,6 +12,7 @@ from sglang_ascend import __version__
 from sglang_ascend.bench.chat import chat
 from sglang_ascend.ptq.cli import evaluate, quantize
 from sglang_ascend.quantization.cli import app as quantization_app
+from sglang_ascend.speculative.adaptive.cli import plan_speculation
 from sglang_ascend.training.cli import app as training_app
 
 app = typer.Typer(
@@ -30,6 +31,7 @@ app.add_typer(quantization_app)
 app.command()(quantize)
 app.command()(evaluate)
 app.command()(chat)
+app.command()(plan_speculation)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,1 @@
+"""How many tokens a step should draft, by what steps cost and how many drafts are kept."""

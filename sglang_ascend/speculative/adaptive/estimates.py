@@ -1,0 +1,131 @@
+"""What a server learns: how often each draft is kept, and what a step of K drafts costs."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+
+# Of a_1 before anything was drafted, and the drafts that it counts for. a_j+1 starts from a_j.
+PRIOR_ACCEPTANCE, PRIOR_DRAFTS = 0.7, 8.0
+# Judged drafts after which an older one counts half: replies differ, and change as they go on.
+HALF_LIFE_DRAFTS = 500.0
+
+# A cost is the lower quartile of the last samples: a pause of the machine only ever adds to one.
+WINDOW, MIN_SAMPLES = 15, 3
+# Costs are kept apart for batches, and for contexts, that differ by more than these factors.
+BATCH_RATIO, CONTEXT_RATIO = 1.3, 4.0
+# What a guess is reduced by for each doubling between its batch and a measured one, and at most:
+# what may be good is tried, and measured.
+OPTIMISM, MOST_OPTIMISM = 0.97, 0.88
+# Doublings beyond which a guess is no knowledge.
+FAR = 1.5
+# A step's cost before any was measured, in units of one at batch 1: constant, per request, per
+# draft, per drafted row, per cached token of the batch.
+PRIOR_COST = np.array([0.8, 0.02, 0.1, 0.01, 1e-6])
+PRIOR_WEIGHT = 0.01
+
+Bucket = tuple[int, int, int]  # batch, context, drafts
+
+
+class Acceptance:
+    """a_1, ..., a_K: kept drafts of those whose predecessors were kept, old ones fading."""
+
+    def __init__(self, max_drafts: int) -> None:
+        self._kept, self._judged = [0.0] * max_drafts, [0.0] * max_drafts
+
+    def record(self, accepted: Sequence[int], num_drafts: int) -> None:
+        """One step: the drafts kept of each request, of ``num_drafts``."""
+        for j in range(num_drafts):
+            judged = sum(n >= j for n in accepted)
+            faded = 0.5 ** (judged / HALF_LIFE_DRAFTS)
+            self._judged[j] = faded * self._judged[j] + judged
+            self._kept[j] = faded * self._kept[j] + sum(n > j for n in accepted)
+
+    def rates(self) -> list[float]:
+        rates, before = [], PRIOR_ACCEPTANCE
+        for kept, judged in zip(self._kept, self._judged, strict=True):
+            before = (kept + PRIOR_DRAFTS * before) / (judged + PRIOR_DRAFTS)
+            rates.append(before)
+        return rates
+
+
+class Costs:
+    """Seconds of a step of a batch that verifies and drafts K tokens, K in 0..max_drafts.
+
+    Where it was measured, the quartile. Elsewhere that of the nearest measured batch with the same
+    K, carried over by a linear model that is fitted to all quartiles.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[Bucket, deque[float]] = {}
+        self._measured: dict[Bucket, float] = {}
+        self._features: dict[Bucket, np.ndarray] = {}
+        self._known: set[Bucket] = set()
+        self._model = PRIOR_COST
+
+    def record(self, batch_size: int, context: float, num_drafts: int, seconds: float) -> None:
+        bucket = _bucket(batch_size, context, num_drafts)
+        samples = self._samples.setdefault(bucket, deque(maxlen=WINDOW))
+        samples.append(seconds)
+        if len(samples) >= MIN_SAMPLES:
+            self._measured[bucket] = sorted(samples)[len(samples) // 4]
+            self._features[bucket] = _features(batch_size, context, num_drafts)
+            if len(samples) == MIN_SAMPLES or num_drafts == 0:
+                self._fit()
+
+    def is_known(self, batch_size: int, context: float, num_drafts: int) -> bool:
+        """Whether it was measured here or not far from here."""
+        bucket = _bucket(batch_size, context, num_drafts)
+        if bucket not in self._known:
+            nearest = self._nearest(bucket)
+            if nearest is not None and _distance(bucket, nearest) <= FAR:
+                self._known.add(bucket)
+        return bucket in self._known
+
+    def seconds(self, batch_size: int, context: float, num_drafts: int) -> float:
+        bucket = _bucket(batch_size, context, num_drafts)
+        measured = self._measured.get(bucket)
+        if measured is not None:
+            return measured
+        guess = float(_features(batch_size, context, num_drafts) @ self._model)
+        nearest = self._nearest(bucket)
+        if nearest is None:
+            return guess * MOST_OPTIMISM
+        carried = guess * self._measured[nearest] / float(self._features[nearest] @ self._model)
+        return carried * max(MOST_OPTIMISM, OPTIMISM ** _distance(bucket, nearest))
+
+    def _nearest(self, bucket: Bucket) -> Bucket | None:
+        """The nearest measured one of the same K."""
+        if bucket in self._measured:
+            return bucket
+        same = (other for other in self._measured if other[2] == bucket[2])
+        return min(same, key=lambda other: _distance(bucket, other), default=None)
+
+    def _fit(self) -> None:
+        """Least squares of relative errors, drawn towards the prior at the measured level."""
+        seconds = np.array(list(self._measured.values()))
+        rows = np.stack([self._features[bucket] for bucket in self._measured])
+        prior = PRIOR_COST * float(np.median(seconds / (rows @ PRIOR_COST)))
+        relative = rows / seconds[:, None] * prior
+        gram = relative.T @ relative + PRIOR_WEIGHT * np.eye(len(prior))
+        fitted = np.linalg.solve(gram, relative.sum(0) + PRIOR_WEIGHT)
+        self._model = prior * np.maximum(fitted, 1e-3)
+
+
+def _bucket(batch_size: int, context: float, num_drafts: int) -> Bucket:
+    batch = round(math.log(batch_size, BATCH_RATIO))
+    return batch, round(math.log(max(context, 64.0), CONTEXT_RATIO)), num_drafts
+
+
+def _distance(one: Bucket, other: Bucket) -> float:
+    """Doublings of batch and context between two buckets."""
+    batches = abs(one[0] - other[0]) * math.log2(BATCH_RATIO)
+    return batches + abs(one[1] - other[1]) * math.log2(CONTEXT_RATIO)
+
+
+def _features(batch_size: int, context: float, num_drafts: int) -> np.ndarray:
+    drafted = batch_size * num_drafts
+    return np.array([1.0, batch_size, num_drafts, drafted, batch_size * context])

@@ -1,0 +1,155 @@
+"""Which K would be best at each batch size, from given acceptance and costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_ascend.speculative.adaptive.value import StepCosts, expected_tokens, speedups
+
+
+class PlanError(ValueError):
+    """A plan cannot be made of what was given; the message is one sentence that says why."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One batch size."""
+
+    batch: int
+    speedups: list[float]  # S(B,0), S(B,1), ...
+
+    @property
+    def best(self) -> int:
+        return max(range(len(self.speedups)), key=self.speedups.__getitem__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    acceptance: list[float]
+    rows: list[Row]
+
+    def to_json(self) -> dict[str, Any]:
+        max_drafts = len(self.rows[0].speedups) - 1
+        return {
+            "acceptance": self.acceptance,
+            "expected_tokens": [expected_tokens(self.acceptance, k) for k in range(max_drafts + 1)],
+            "batches": {
+                str(row.batch): {"speedups": row.speedups, "best": row.best} for row in self.rows
+            },
+        }
+
+
+@dataclass(frozen=True)
+class LinearCosts:
+    """A machine by four numbers, in milliseconds.
+
+    The target takes no less than its weights take to be read, whatever the rows, nor less than the
+    rows take to be computed; so does the MTP layer.
+    """
+
+    target_ms: float
+    target_row_ms: float
+    draft_ms: float
+    draft_row_ms: float = 0.0
+    overhead_ms: float = 0.0
+
+    def at(self, batch: int, max_drafts: int) -> StepCosts:
+        def target(rows: int) -> float:
+            return max(self.target_ms, batch * rows * self.target_row_ms)
+
+        return StepCosts(
+            [target(rows) for rows in range(1, max_drafts + 2)],
+            max(self.draft_ms, batch * self.draft_row_ms),
+            self.overhead_ms,
+        )
+
+
+def read_costs(path: Path) -> tuple[list[float] | None, dict[int, StepCosts]]:
+    """(acceptance, if the file has it; costs by batch size) of measured costs in a JSON file:
+
+    {"acceptance": [a_1, ...], "batches": {"1": {"target_ms": [T(1,1), T(1,2), ...],
+    "draft_ms": T_draft, "overhead_ms": T_overhead}, ...}}
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        batches = {
+            int(batch): StepCosts(
+                [float(ms) for ms in costs["target_ms"]],
+                float(costs["draft_ms"]),
+                float(costs.get("overhead_ms", 0.0)),
+            )
+            for batch, costs in found["batches"].items()
+        }
+        acceptance = found.get("acceptance")
+        rates = None if acceptance is None else [float(rate) for rate in acceptance]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlanError(
+            f"{path} has no costs of steps ({error!r}): see docs/adaptive.md."
+        ) from None
+    if not batches:
+        raise PlanError(f"{path} names no batch size: see docs/adaptive.md.")
+    return rates, batches
+
+
+def make_plan(acceptance: Sequence[float], costs: dict[int, StepCosts], max_drafts: int) -> Plan:
+    """Raises PlanError where a rate is none, or a batch has no cost of ``max_drafts`` drafts."""
+    if not acceptance or not all(0 <= rate <= 1 for rate in acceptance):
+        raise PlanError("acceptance is a share between 0 and 1 for each position, as 0.8,0.7,0.6.")
+    for batch, of_batch in costs.items():
+        if len(of_batch.target) <= max_drafts:
+            raise PlanError(
+                f"batch {batch} has costs of up to {len(of_batch.target)} rows a request, and "
+                f"{max_drafts} drafts need {max_drafts + 1}: give more, or a lower --max-drafts."
+            )
+        if min(*of_batch.target, 1.0) <= 0 or of_batch.draft < 0 or of_batch.overhead < 0:
+            raise PlanError(f"batch {batch} has a cost that is no time.")
+    rows = [
+        Row(batch, speedups(acceptance, of_batch, max_drafts))
+        for batch, of_batch in sorted(costs.items())
+    ]
+    return Plan(list(acceptance), rows)
+
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 320, 50, 90, 40, 50
+COLORS = ("#9aa5b1", "#93c5fd", "#60a5fa", "#2563eb", "#1e40af", "#7c3aed", "#db2777", "#ea580c")
+
+
+def draw(plan: Plan) -> str:
+    """An SVG: a line for each K over the batch sizes, which stand evenly."""
+    highest = max(max(row.speedups) for row in plan.rows) * 1.05
+    step = (WIDTH - LEFT - RIGHT) / max(1, len(plan.rows) - 1)
+
+    def point(place: int, value: float) -> tuple[float, float]:
+        return LEFT + place * step, TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / highest)
+
+    def lines() -> Iterable[str]:
+        for k in range(len(plan.rows[0].speedups)):
+            points = [point(place, row.speedups[k]) for place, row in enumerate(plan.rows)]
+            joined = " ".join(f"{x:.0f},{y:.1f}" for x, y in points)
+            color = COLORS[k % len(COLORS)]
+            yield f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="2"/>'
+            x, y = points[-1]
+            yield _text(x + 8, y + 4, f"K = {k}", f'fill="{color}"')
+        for place, row in enumerate(plan.rows):
+            x, y = point(place, row.speedups[row.best])
+            yield f'<circle cx="{x:.0f}" cy="{y:.1f}" r="4" fill="none" stroke="#374151"/>'
+            yield _text(x, HEIGHT - BOTTOM + 18, str(row.batch), 'text-anchor="middle"')
+
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
+            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+            _text(LEFT, 20, "predicted speed-up of K drafts by batch size (best: circle)"),
+            *lines(),
+            "</svg>\n",
+        ]
+    )
+
+
+def _text(x: float, y: float, words: str, style: str = 'fill="#374151"') -> str:
+    font = 'font-family="sans-serif" font-size="12"'
+    return f'<text x="{x:.0f}" y="{y:.0f}" {font} {style}>{words}</text>'
