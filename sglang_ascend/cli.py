@@ -14,6 +14,7 @@ from sglang_ascend.ptq.cli import evaluate, quantize
 from sglang_ascend.quantization.cli import app as quantization_app
 from sglang_ascend.speculative.adaptive.cli import plan_speculation
 from sglang_ascend.training.cli import app as training_app
+from sglang_ascend.training.vocabulary.command import build_vocabulary
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,6 +33,7 @@ app.command()(quantize)
 app.command()(evaluate)
 app.command()(chat)
 app.command()(plan_speculation)
+app.command()(build_vocabulary)
 
 
 def _print_version(wanted: bool) -> None:

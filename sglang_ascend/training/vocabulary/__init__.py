@@ -1,0 +1,1 @@
+"""`sglang-ascend build-vocabulary`: text in, the tokens of each language's drafts out."""
