@@ -5,6 +5,10 @@ scattered over shuffled pages of a pool whose other slots are poisoned.
 """
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from paged_batch import Batch, agrees, attend_by_loops, uniform_batch
 from sglang_ascend.ops.attention import torch as body
 from sglang_ascend.ops.dispatch import REFERENCE
 
+ROOT = Path(__file__).parents[2]
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 16, 128])
 QUERY_LENS = pytest.mark.parametrize("query_len", [1, 2, 4, 16])
@@ -21,8 +26,10 @@ BY_TORCH = [REFERENCE, "torch"]
 GQA_BODIES_ON_CPU = [*BY_TORCH, "numba"]
 NAMES = pytest.mark.parametrize("name", BY_TORCH)
 GQA_NAMES = pytest.mark.parametrize("name", GQA_BODIES_ON_CPU)
-# heads, key heads, dim: groups of 1, 3 and 8 heads.
-GQA_SHAPES = pytest.mark.parametrize("shape", [(4, 4, 16), (9, 3, 64), (8, 1, 32)], ids=str)
+# heads, key heads, dim: groups of 1, 3 and 8 heads; dims of whole vectors, and not.
+GQA_SHAPES = pytest.mark.parametrize(
+    "shape", [(4, 4, 16), (9, 3, 64), (8, 1, 32), (6, 2, 72)], ids=str
+)
 # heads, latent rank, rope dim; no two equal, so that none can be taken for another.
 MLA_SHAPES = pytest.mark.parametrize("shape", [(6, 80, 32), (3, 16, 8)], ids=str)
 
@@ -189,3 +196,22 @@ def test_the_oracle_agrees_with_a_softmax_done_by_hand():
     key = torch.tensor([[[0.0]], [[math.log(3)]]])
     value = torch.tensor([[[8.0]], [[4.0]]])
     assert attend_by_loops([query], [key], [value], [1], 1.0).item() == pytest.approx(5.0)
+
+
+HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+avx,+sse4.2"}
+
+
+def test_compiled_for_another_processor_it_is_the_same_attention(tmp_path):
+    """Vectors and tiles are smaller without AVX-512."""
+    program = (
+        "import torch, sys; sys.path.insert(0, 'tests/ops')\n"
+        "from paged_batch import agrees, uniform_batch\n"
+        "from sglang_ascend.ops.attention.numba_tiles import LANES\n"
+        "assert LANES == 8, LANES\n"
+        "for shape in (9, 3, 64), (8, 1, 40), (4, 4, 12):\n"
+        "    for query_len in 1, 3, 4:\n"
+        "        batch = uniform_batch(shape, query_len, 16, torch.bfloat16)\n"
+        "        assert agrees(batch.gqa('numba'), batch.expected()), (shape, query_len)\n"
+    )
+    environment = {**os.environ, **HASWELL, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=ROOT)

@@ -1,16 +1,39 @@
 """Grouped-query attention on CPU, compiled by Numba: the pages are read where they lie.
 
-Gathering the keys of a batch first, as PyTorch must, writes and reads them once more. Compiled code
-is kept on disk.
+Gathering the keys of a batch first, as PyTorch must, writes and reads them once more. Query rows
+and heads that share a key are rows of one product. Threads take a request at a time, or of few
+requests a key head at a time. Compiled code is kept on disk.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numba
 import numpy as np
 import torch
 
+from sglang_ascend.ops.attention.numba_tiles import (
+    CHUNKS,
+    KEYS,
+    LANES,
+    ROWS,
+    scores_of_row,
+    scores_of_tile,
+    values_of_narrow_row,
+    values_of_narrow_tile,
+    values_of_row,
+    values_of_tile,
+)
 from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, widen
+from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
+
+# Keys that are widened at a time: with as many values they stay in the nearest cache.
+BLOCK = 8 * KEYS
+# Products of a query and a key for which one more thread is worth its start.
+PRODUCTS_OF_THREAD = 4096
+# Numbers that describe to the threads what is attended to.
+NUM_PARTS = 19
 
 
 def accepts(
@@ -48,84 +71,164 @@ def paged_gqa(
     query = query.contiguous()
     num_slots, num_kv_heads, value_dim = value_cache.shape
     output = query.new_empty(*query.shape[:-1], value_dim)
+    work: Any = _work_bfloat16 if query.dtype == torch.bfloat16 else _work_float32
     _attend(
-        (query.data_ptr(), *query.shape),
+        (query.data_ptr(), output.data_ptr(), query_len, *query.shape[1:]),
         (key_cache.data_ptr(), value_cache.data_ptr(), num_slots, num_kv_heads, value_dim),
-        (block_table.data_ptr(), len(kv_lens), block_table.stride(0)),
-        kv_lens.data_ptr(),
-        output.data_ptr(),
-        query_len,
-        page_size,
+        (block_table.data_ptr(), block_table.stride(0), page_size),
+        (kv_lens.data_ptr(), len(kv_lens)),
         scale,
-        FLOATS[query.dtype],
+        (work.address, parallel_region(), num_threads()),
     )
     return output
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
-def _attend(query, caches, block_table, kv_lens, output, query_len, page_size, scale, element):
-    """Shapes as in ``reference.paged_gqa``, behind the addresses; writes ``output``.
+@numba.njit(cache=True, nogil=True, error_model="numpy")
+def _attend(queries, caches, pages, lengths, scale, threads):
+    """Everything behind addresses; writes the output."""
+    work, region, num_threads = threads
+    address, batch_size = lengths
+    lengths = array_at(address, (batch_size,), np.int64(0))
+    longest, total = np.int64(0), np.int64(0)
+    for length in lengths:
+        longest, total = max(longest, length), total + length
+    heads = caches[3] if batch_size >= 2 * num_threads else 1
+    # The first is what threads have taken, the second will be the scale.
+    described = (0, 0, *queries, *caches, *pages, address, batch_size, longest, heads)
+    job: Any = np.empty(NUM_PARTS, np.int64)
+    for n in range(NUM_PARTS):
+        job[n] = described[n]
+    job.view(np.float64)[1] = scale
+    _, _, query_len, num_heads, _ = queries
+    worthwhile = 1 + total * query_len * num_heads // PRODUCTS_OF_THREAD
+    run_on_threads(region, work, job.ctypes.data, min(num_threads, worthwhile))
+    return job[0]  # so that the job lives as long as the threads
 
-    The query rows and heads that share a key are rows of one product: each key and value is read,
-    and widened, once for all of them.
-    """
-    query, num_query_rows, num_heads, dim = query
-    key_cache, value_cache, num_slots, num_kv_heads, value_dim = caches
-    block_table, batch_size, row_stride = block_table
-    query = array_at(query, (num_query_rows, num_heads, dim), element)
-    output = array_at(output, (num_query_rows, num_heads, value_dim), element)
+
+@numba.njit(cache=True, error_model="numpy")
+def _work(address, element):
+    """One thread's share: ``heads`` key heads of a request at a time, as they come."""
+    job: Any = array_at(address, (NUM_PARTS,), np.int64(0))
+    scale = np.float32(job.view(np.float64)[1])
+    query, output, query_len, num_heads, dim = job[2:7]
+    key_cache, value_cache, num_slots, num_kv_heads, value_dim = job[7:12]
+    block_table, row_stride, page_size = job[12:15]
+    lengths, batch_size, longest, heads = job[15:19]
+    query = array_at(query, (batch_size, query_len, num_heads, dim), element)
+    output = array_at(output, (batch_size, query_len, num_heads, value_dim), element)
     key_cache = array_at(key_cache, (num_slots, num_kv_heads, dim), element)
     value_cache = array_at(value_cache, (num_slots, num_kv_heads, value_dim), element)
     block_table = array_at(block_table, (batch_size, row_stride), np.int64(0))
-    kv_lens = array_at(kv_lens, (batch_size,), np.int64(0))
-    scale = np.float32(scale)
+    lengths = array_at(lengths, (batch_size,), np.int64(0))
     group = num_heads // num_kv_heads
     num_rows = query_len * group
-    scaled = np.empty((num_kv_heads, num_rows, dim), np.float32)
-    weights = np.empty((num_kv_heads, num_rows, kv_lens.max()), np.float32)
-    attended = np.empty((num_kv_heads, num_rows, value_dim), np.float32)
-    key, value = np.empty(dim, np.float32), np.empty(value_dim, np.float32)
-    for b in range(len(kv_lens)):
-        prefix_len = kv_lens[b] - query_len
-        for h in range(num_kv_heads):
+    parts = num_kv_heads // heads
+    scaled = np.zeros((heads, num_rows, _padded(dim, LANES)), np.float32)
+    weights = np.empty((heads, num_rows, _padded(longest, KEYS)), np.float32)
+    attended = np.empty((heads, num_rows, _padded(value_dim, LANES)), np.float32)
+    keys = np.zeros((heads, BLOCK, scaled.shape[2]), np.float32)
+    values = np.empty((heads, BLOCK, attended.shape[2]), np.float32)
+    while True:
+        taken = take(address, 1)
+        if taken >= batch_size * parts:
+            return
+        b, first = taken // parts, taken % parts * heads
+        length = lengths[b]
+        for h in range(heads):
             for row in range(num_rows):
-                i, g = row // group, row % group
+                i, g = row // group, (first + h) * group + row % group
                 for d in range(dim):
-                    scaled[h, row, d] = widen(query[b * query_len + i, h * group + g, d]) * scale
-        for j in range(kv_lens[b]):
-            slot = block_table[b, j // page_size] * page_size + j % page_size
-            first_row = max(0, j - prefix_len) * group  # the first that sees key j
-            for h in range(num_kv_heads):
-                for d in range(dim):
-                    key[d] = widen(key_cache[slot, h, d])
-                for row in range(first_row, num_rows):
-                    total = np.float32(0.0)
-                    for d in range(dim):
-                        total += scaled[h, row, d] * key[d]
-                    weights[h, row, j] = total
-        for h in range(num_kv_heads):
+                    scaled[h, row, d] = widen(query[b, i, g, d]) * scale
+        for j in range(0, length, BLOCK):
+            count = min(BLOCK, length - j)
+            _widen(key_cache, first, block_table[b], page_size, j, count, keys)
+            for h in range(heads):
+                _score(scaled[h], keys[h], count, weights[h], j)
+        for h in range(heads):
             for row in range(num_rows):
-                softmax(weights[h, row, : prefix_len + row // group + 1])
+                visible = length - query_len + row // group + 1
+                softmax(weights[h, row, :visible])
+                weights[h, row, visible:length] = 0
         attended[:] = 0
-        for j in range(kv_lens[b]):
-            slot = block_table[b, j // page_size] * page_size + j % page_size
-            first_row = max(0, j - prefix_len) * group
-            for h in range(num_kv_heads):
-                for d in range(value_dim):
-                    value[d] = widen(value_cache[slot, h, d])
-                for row in range(first_row, num_rows):
-                    weight = weights[h, row, j]
-                    for d in range(value_dim):
-                        attended[h, row, d] += weight * value[d]
-        for h in range(num_kv_heads):
+        for j in range(0, length, BLOCK):
+            count = min(BLOCK, length - j)
+            _widen(value_cache, first, block_table[b], page_size, j, count, values)
+            for h in range(heads):
+                _add_values(weights[h], j, values[h], count, attended[h])
+        for h in range(heads):
             for row in range(num_rows):
-                i, g = row // group, row % group
+                i, g = row // group, (first + h) * group + row % group
                 for d in range(value_dim):
-                    value_of_row = narrow(attended[h, row, d], element)
-                    output[b * query_len + i, h * group + g, d] = value_of_row
+                    output[b, i, g, d] = narrow(attended[h, row, d], element)
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@numba.njit(cache=True, error_model="numpy")
+def _padded(size, multiple):
+    return -(-size // multiple) * multiple
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _widen(cache, first, pages, page_size, start, count, rows):
+    """Positions ``start`` to ``start + count`` of a request in ``rows``."""
+    page, place = start // page_size, start % page_size
+    for n in range(count):
+        slot = pages[page] * page_size + place
+        for h in range(len(rows)):
+            for d in range(cache.shape[2]):
+                rows[h, n, d] = widen(cache[slot, first + h, d])
+        place += 1
+        if place == page_size:
+            page, place = page + 1, 0
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _score(queries, keys, count, scores, start):
+    """scores[:, start:start + count], and what pads them to whole tiles."""
+    num_rows, width = queries.shape
+    row = 0
+    while row < num_rows:
+        is_tile = row + ROWS <= num_rows
+        query = queries.ctypes.data + 4 * row * width
+        at = scores.ctypes.data + 4 * (row * scores.shape[1] + start)
+        stride = 4 * scores.shape[1]
+        for j in range(0, count, KEYS):
+            key, of_key = keys.ctypes.data + 4 * j * width, at + 4 * j
+            vectors = width // LANES
+            if is_tile:
+                scores_of_tile(query, 4 * width, key, 4 * width, vectors, of_key, stride)
+            else:
+                scores_of_row(query, 4 * width, key, 4 * width, vectors, of_key, stride)
+        row += ROWS if is_tile else 1
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _add_values(weights, start, values, count, sums):
+    """Adds to ``sums`` the ``count`` values, by weights[:, start:]."""
+    (num_rows, width), longest = sums.shape, weights.shape[1]
+    row = 0
+    while row < num_rows:
+        is_tile = row + ROWS <= num_rows
+        weight = weights.ctypes.data + 4 * (row * longest + start)
+        of_row, column = sums.ctypes.data + 4 * row * width, 0
+        while column < width:
+            value, at = values.ctypes.data + 4 * column, of_row + 4 * column
+            part = (weight, 4 * longest, value, 4 * width, count, at, 4 * width)
+            if column + CHUNKS * LANES <= width:
+                if is_tile:
+                    values_of_tile(*part)
+                else:
+                    values_of_row(*part)
+                column += CHUNKS * LANES
+            else:
+                if is_tile:
+                    values_of_narrow_tile(*part)
+                else:
+                    values_of_narrow_row(*part)
+                column += LANES
+        row += ROWS if is_tile else 1
+
+
+@numba.njit(cache=True, fastmath=FAST, error_model="numpy")
 def softmax(scores):
     """In place, of one row."""
     highest = np.float32(-np.inf)
@@ -138,3 +241,13 @@ def softmax(scores):
         total += weight
     for j in range(len(scores)):
         scores[j] /= total
+
+
+@numba.cfunc("void(intp)", cache=True)
+def _work_float32(job):
+    _work(job, np.float32(0))
+
+
+@numba.cfunc("void(intp)", cache=True)
+def _work_bfloat16(job):
+    _work(job, np.uint16(0))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
@@ -18,54 +17,19 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from sglang_ascend.ops.numba_floats import array_at
+from sglang_ascend.ops.numba_vectors import FOUR, has_features, load, sum_of_each
 
 # Rows of weights, and of the input, that one pass over columns multiplies with each other.
-TILE = 4
+TILE = FOUR
 # Bytes of a vector, and of the smallest that is common as a group of columns.
 BLOCK, SMALL_BLOCK = 64, 32
 
 
-def _has_vnni() -> bool:
-    """Of the processor that Numba compiles for: this one, or NUMBA_CPU_FEATURES."""
-    features = numba.config.CPU_FEATURES  # pyright: ignore[reportAttributeAccessIssue]
-    if features is None:
-        features = llvmlite.binding.get_host_cpu_features().flatten()
-    return {"+avx512vnni", "+avx512vl"} <= set(features.split(","))
-
-
-HAS_VNNI = _has_vnni()
+HAS_VNNI = has_features("avx512vnni", "avx512vl")
 # What the input's codes are stored with, for vpdpbusd takes them unsigned: a sum is too large by as
 # many times that of the weights.
 OFFSET = 128 if HAS_VNNI else 0
 CODE = np.uint8(0) if HAS_VNNI else np.int8(0)
-
-
-def _sum_of_each(builder, vectors):
-    """The sum over the lanes of one vector as <1 x i32>, or of TILE vectors, one a lane."""
-    lanes = vectors[0].type.count
-
-    def shuffled(a, b, lanes):
-        mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
-        return builder.shuffle_vector(a, b, mask)
-
-    def paired(a, b, low, high):
-        """a + b over their lanes ``low`` and ``high`` of every four; b's are counted from 4 on."""
-        of_fours = [
-            [i % 4 + group + (lanes if i >= 4 else 0) for group in range(0, lanes, 4) for i in part]
-            for part in (low, high)
-        ]
-        return builder.add(*(shuffled(a, b, part) for part in of_fours))
-
-    total = vectors[0]
-    if len(vectors) == TILE:
-        a, b, c, d = vectors
-        ab, cd = (paired(*pair, (0, 4, 1, 5), (2, 6, 3, 7)) for pair in ((a, b), (c, d)))
-        total = paired(ab, cd, (0, 1, 4, 5), (2, 3, 6, 7))
-    while total.type.count > len(vectors):
-        half = total.type.count // 2
-        parts = range(half), range(half, 2 * half)
-        total = builder.add(*(shuffled(total, total, [*part]) for part in parts))
-    return total
 
 
 def _vnni_dots(num_weights, num_inputs, block):
@@ -82,14 +46,9 @@ def _vnni_dots(num_weights, num_inputs, block):
             name = f"llvm.x86.avx512.vpdpbusd.{8 * block}"
             multiply = cgutils.get_or_insert_function(builder.module, shape, name)
 
-            def load(address):
-                loaded = builder.load(builder.inttoptr(address, vector.as_pointer()))
-                loaded.align = 1
-                return loaded
-
             def rows_at(address, stride, number):
                 for _ in range(number):
-                    yield load(address)
+                    yield load(builder, address, vector)
                     address = builder.add(address, stride)
 
             zero = ir.Constant(vector, [0] * lanes)
@@ -105,7 +64,7 @@ def _vnni_dots(num_weights, num_inputs, block):
                         builder.store(builder.call(multiply, [total, code, row]), sums[w, x])
             for x in range(num_inputs):
                 of_input = [builder.load(sums[w, x]) for w in range(num_weights)]
-                total = _sum_of_each(builder, of_input)
+                total = sum_of_each(builder, of_input, builder.add)
                 place = builder.mul(stride, ir.Constant(stride.type, 4 * x))
                 at = builder.inttoptr(builder.add(totals, place), total.type.as_pointer())
                 held = builder.load(at)

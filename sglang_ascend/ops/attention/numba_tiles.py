@@ -1,0 +1,131 @@
+"""The two products of attention in Numba's kernels: a few rows over a few keys, in registers.
+
+Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sglang_ascend.ops.numba_vectors import FOUR, has_features, load, sum_of_each
+
+HAS_AVX512 = has_features("avx512f")
+# Floats of a vector, and query rows of a tile: sums and what they are made of fill the registers.
+LANES, ROWS = (16, 4) if HAS_AVX512 else (8, 2)
+# Keys of a tile, and vectors of a value that one pass over the values sums.
+KEYS = FOUR
+CHUNKS = 4
+
+FLOAT = ir.FloatType()
+VECTOR = ir.VectorType(FLOAT, LANES)
+BYTES = 4 * LANES
+FAST = ("contract", "reassoc", "nsz")
+
+
+def _multiply_add(builder: Any, total: Any, a: Any, b: Any) -> None:
+    """Adds a * b to what ``total`` points to."""
+    product = builder.fmul(a, b, flags=FAST)
+    builder.store(builder.fadd(builder.load(total), product, flags=FAST), total)
+
+
+def _sums(builder: Any, rows: int, columns: int) -> dict[tuple[int, int], Any]:
+    zero = ir.Constant(VECTOR, [0.0] * LANES)
+    places = [(row, column) for row in range(rows) for column in range(columns)]
+    return {place: cgutils.alloca_once_value(builder, zero) for place in places}
+
+
+def _after(builder: Any, address: Any, stride: Any, number: int) -> Any:
+    """The address of row ``number``."""
+    return builder.add(address, builder.mul(stride, ir.Constant(stride.type, number)))
+
+
+def _scores(num_rows: int) -> Any:
+    """(queries, bytes from row to row, keys, bytes from key to key, vectors, scores, bytes from row
+    to row): scores[row, key] of KEYS keys. Queries, keys and scores are addresses of float32."""
+
+    @intrinsic
+    def scores(typingctx, queries, query_stride, keys, key_stride, vectors, scores, stride):
+        def codegen(context, builder, signature, arguments):
+            queries, query_stride, keys, key_stride, vectors, scores, stride = arguments
+            sums = _sums(builder, num_rows, KEYS)
+            with cgutils.for_range(builder, vectors) as loop:
+                offset = builder.mul(loop.index, ir.Constant(loop.index.type, BYTES))
+                at_key, at_query = builder.add(keys, offset), builder.add(queries, offset)
+                of_keys = [
+                    load(builder, _after(builder, at_key, key_stride, key), VECTOR)
+                    for key in range(KEYS)
+                ]
+                for row in range(num_rows):
+                    query = load(builder, _after(builder, at_query, query_stride, row), VECTOR)
+                    for key, of_key in enumerate(of_keys):
+                        _multiply_add(builder, sums[row, key], query, of_key)
+            for row in range(num_rows):
+                of_row = [builder.load(sums[row, key]) for key in range(KEYS)]
+                total = sum_of_each(builder, of_row, lambda a, b: builder.fadd(a, b, flags=FAST))
+                place = _after(builder, scores, stride, row)
+                at = builder.inttoptr(place, total.type.as_pointer())
+                builder.store(total, at).align = 4
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 7), codegen
+
+    return scores
+
+
+def _values(num_rows: int, num_chunks: int) -> Any:
+    """(weights, bytes from row to row, values, bytes from key to key, keys, sums, bytes from row to
+    row): adds to sums[row] the weighted values' first ``num_chunks`` vectors. Weights, values and
+    sums are addresses of float32."""
+
+    @intrinsic
+    def values(typingctx, weights, weight_stride, values, value_stride, keys, totals, stride):
+        def codegen(context, builder, signature, arguments):
+            weights, weight_stride, values, value_stride, keys, totals, stride = arguments
+            sums = _sums(builder, num_rows, num_chunks)
+            with cgutils.for_range(builder, keys) as loop:
+                at_value = builder.add(values, builder.mul(loop.index, value_stride))
+                four = ir.Constant(loop.index.type, 4)
+                at_weight = builder.add(weights, builder.mul(loop.index, four))
+                of_value = [
+                    load(
+                        builder,
+                        builder.add(at_value, ir.Constant(at_value.type, BYTES * n)),
+                        VECTOR,
+                    )
+                    for n in range(num_chunks)
+                ]
+                for row in range(num_rows):
+                    place = _after(builder, at_weight, weight_stride, row)
+                    weight = builder.load(builder.inttoptr(place, FLOAT.as_pointer()))
+                    first = builder.insert_element(
+                        ir.Constant(VECTOR, ir.Undefined), weight, ir.IntType(32)(0)
+                    )
+                    mask = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+                    everywhere = builder.shuffle_vector(first, first, mask)
+                    for n, chunk in enumerate(of_value):
+                        _multiply_add(builder, sums[row, n], everywhere, chunk)
+            for (row, n), total in sums.items():
+                place = _after(builder, totals, stride, row)
+                place = builder.add(place, ir.Constant(place.type, BYTES * n))
+                held = load(builder, place, VECTOR)
+                at = builder.inttoptr(place, VECTOR.as_pointer())
+                builder.store(builder.fadd(held, builder.load(total)), at).align = 1
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 7), codegen
+
+    return values
+
+
+# Called as the intrinsics that they make in compiled code.
+scores_of_tile: Any = _scores(ROWS)
+scores_of_row: Any = _scores(1)
+values_of_tile: Any = _values(ROWS, CHUNKS)
+values_of_row: Any = _values(1, CHUNKS)
+values_of_narrow_tile: Any = _values(ROWS, 1)
+values_of_narrow_row: Any = _values(1, 1)

@@ -1,0 +1,59 @@
+"""Vectors in Numba's kernels, where LLVM makes none of a loop, or too short ones.
+
+Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llvmlite.binding
+import numba
+from llvmlite import ir
+
+# Vectors whose sums one pass makes at once.
+FOUR = 4
+
+
+def has_features(*names: str) -> bool:
+    """Of the processor that Numba compiles for: this one, or NUMBA_CPU_FEATURES."""
+    features = numba.config.CPU_FEATURES  # pyright: ignore[reportAttributeAccessIssue]
+    if features is None:
+        features = llvmlite.binding.get_host_cpu_features().flatten()
+    return {f"+{name}" for name in names} <= set(features.split(","))
+
+
+def load(builder: Any, address: Any, vector: ir.VectorType) -> Any:
+    """From an address that need not be aligned."""
+    loaded = builder.load(builder.inttoptr(address, vector.as_pointer()))
+    loaded.align = 1
+    return loaded
+
+
+def sum_of_each(builder: Any, vectors: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:
+    """The sum over the lanes of one vector as a vector of one, or of FOUR vectors, one a lane."""
+    lanes = vectors[0].type.count
+
+    def shuffled(a, b, lanes):
+        mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
+        return builder.shuffle_vector(a, b, mask)
+
+    def paired(a, b, low, high):
+        """a + b over their lanes ``low`` and ``high`` of every four; b's are counted from 4 on."""
+        of_fours = [
+            [i % 4 + group + (lanes if i >= 4 else 0) for group in range(0, lanes, 4) for i in part]
+            for part in (low, high)
+        ]
+        return add(*(shuffled(a, b, part) for part in of_fours))
+
+    total = vectors[0]
+    if len(vectors) == FOUR:
+        a, b, c, d = vectors
+        ab, cd = (paired(*pair, (0, 4, 1, 5), (2, 6, 3, 7)) for pair in ((a, b), (c, d)))
+        total = paired(ab, cd, (0, 1, 4, 5), (2, 3, 6, 7))
+    while total.type.count > len(vectors):
+        half = total.type.count // 2
+        parts = range(half), range(half, 2 * half)
+        total = add(*(shuffled(total, total, [*part]) for part in parts))
+    return total
