@@ -133,7 +133,7 @@ def _work(address, element):
         if taken >= batch_size * parts:
             return
         b, first = taken // parts, taken % parts * heads
-        length = lengths[b]
+        length: Any = lengths[b]
         for h in range(heads):
             for row in range(num_rows):
                 i, g = row // group, (first + h) * group + row % group
