@@ -1,0 +1,148 @@
+"""In fp32 a server accepts in every step the drafts that the MTP layer's definition gives.
+
+Lossless replies cannot show a wrong draft, which only costs speed. acceptance_oracle.py computes
+from a whole reply what each of its steps should have accepted. Prompts share prefixes and continue
+earlier replies, prefill is chunked, and requests are retracted: SGLang's test switch asks for it,
+and slots run out.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from acceptance_oracle import AcceptanceOracle, Judgement
+from launched_server import LaunchedServer, ServerConfig, Tokens, greedy
+from server_pairs import MODELS, TEST_TIMEOUT_S
+from server_pool import ServerPool
+from serving_prompts import lossless_mix
+from watched_acceptance import Answer, ask, judge, mistaken, watched
+
+CONCURRENCY = 16
+NEW_TOKENS = {"nano-deepseek": 96, "smollm2-mtp": 48}
+NUM_PROMPTS = {"nano-deepseek": 208, "smollm2-mtp": 40}
+NUM_TIES = 1 / 1000  # of the steps, at most
+# Tokens that the pool holds: those of a few requests only.
+POOL = {1: 2048, 16: 2048, 128: 6144}
+CHUNK = {1: 64, 16: 64, 128: 128}
+
+Prompts = list[list[int]]
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
+nano_deepseek = pytest.mark.parametrize("model", ["nano-deepseek"])
+both_models = pytest.mark.parametrize("model", MODELS)
+MISTAKES = ("hidden_of_the_row_before", "position_of_the_row_before", "keys_not_written")
+
+
+@pytest.fixture(scope="module")
+def steps_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("steps")
+
+
+@pytest.fixture
+def folder(steps_folder: Path) -> Iterator[Path]:
+    """Where the processes of one test write."""
+    yield steps_folder
+    for file in steps_folder.iterdir():
+        file.unlink()
+
+
+@pytest.fixture(scope="module")
+def oracles() -> dict[Path, AcceptanceOracle]:
+    """By the checkpoint's folder; of one model at a time."""
+    return {}
+
+
+@pytest.fixture
+def oracle(model_folder: Path, oracles: dict[Path, AcceptanceOracle]) -> AcceptanceOracle:
+    if model_folder not in oracles:
+        oracles.clear()
+        oracles[model_folder] = AcceptanceOracle(model_folder)
+    return oracles[model_folder]
+
+
+@pytest.fixture
+def prompts(tokenizer, held_out_prompts, model: str) -> Prompts:
+    return lossless_mix(tokenizer, held_out_prompts, NUM_PROMPTS[model])
+
+
+def small_pool(model: Path, page_size: int) -> ServerConfig:
+    """Requests wait, are cut into chunks and give their slots up."""
+    flags = ("--chunked-prefill-size", str(CHUNK[page_size]))
+    flags += ("--max-total-tokens", str(POOL[page_size]))
+    flags += ("--max-running-requests", str(CONCURRENCY))
+    variables = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "23"))
+    return ServerConfig(model, mtp=True, page_size=page_size, flags=flags, variables=variables)
+
+
+def ask_twice(
+    server: LaunchedServer, folder: Path, prompts: Prompts, new_tokens: int
+) -> list[Answer]:
+    """The prompts, then each with its reply and a few more tokens behind it."""
+    first = ask(server, folder, prompts, greedy(new_tokens), CONCURRENCY)
+    rng = random.Random(0)
+    longer: list[Tokens] = [
+        [*answer.prompt, *answer.reply.tokens, *rng.choices(answer.prompt, k=rng.randrange(1, 8))]
+        for answer in first
+    ]
+    second = ask(server, folder, longer, greedy(new_tokens), CONCURRENCY)
+    replies = [answer.reply for answer in second]
+    hits = [reply.cached_tokens for reply in replies]
+    print(f"{sum(map(bool, hits))} of {len(hits)} continued replies begin with cached tokens")
+    return first + second
+
+
+def check(judgement: Judgement, least_steps: int) -> None:
+    print(judgement)
+    assert judgement.wrong == ()
+    assert judgement.num_steps >= least_steps
+    assert judgement.num_ties <= NUM_TIES * judgement.num_steps
+    # A server that accepts all or nothing would pass with any drafts.
+    assert len(judgement.accepted) == 4
+    assert max(judgement.accepted.values()) < 0.8 * judgement.num_steps
+
+
+@nano_deepseek
+@pytest.mark.parametrize("page_size", [16])
+def test_every_step_accepts_what_the_definition_gives(
+    servers: ServerPool,
+    model_folder: Path,
+    page_size: int,
+    folder: Path,
+    prompts: Prompts,
+    oracle: AcceptanceOracle,
+) -> None:
+    """The short form of the test below; and each mistake in the drafts is found."""
+    (server,) = servers.get_flushed(watched(small_pool(model_folder, page_size), folder))
+    chosen = prompts[::8]
+    answers = ask_twice(server, folder, chosen, 48)
+    judgement = judge(oracle, answers)
+    check(judgement, least_steps=800)
+    assert judgement.num_first > len(answers), "some request was retracted"
+    for mistake in MISTAKES:
+        server.flush_cache()
+        with mistaken(folder, mistake):
+            found = judge(oracle, ask(server, folder, chosen, greedy(48), CONCURRENCY))
+        print(f"{mistake}: {found}")
+        assert found.wrong
+
+
+@both_models
+@pytest.mark.slow
+@pytest.mark.parametrize("page_size", [1, 16, 128])
+def test_every_step_of_many(
+    servers: ServerPool,
+    model_folder: Path,
+    model: str,
+    page_size: int,
+    folder: Path,
+    prompts: Prompts,
+    oracle: AcceptanceOracle,
+) -> None:
+    (server,) = servers.get_flushed(watched(small_pool(model_folder, page_size), folder))
+    answers = ask_twice(server, folder, prompts, NEW_TOKENS[model])
+    judgement = judge(oracle, answers)
+    check(judgement, least_steps=len(answers) * NEW_TOKENS[model] // 4)
+    assert judgement.num_first > len(answers), "some request was retracted"

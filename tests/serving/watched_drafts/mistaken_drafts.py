@@ -1,0 +1,54 @@
+"""Drafts with one mistake, which changes no token of a reply: a part of a server.
+
+A file named mistake in the folder $ACCEPTANCE names it, while there is one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_ascend.speculative.step import Rows
+
+Input = tuple[Rows, torch.Tensor]
+FILE = Path(os.environ["ACCEPTANCE"]) / "mistake"
+PADDING = 0  # the slot that belongs to no request
+
+
+def hidden_of_the_row_before(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
+    """Behind the accepted tokens, each is paired with the state of one that it does not follow."""
+    return rows, hidden.roll(1, 0) if is_first else hidden
+
+
+def position_of_the_row_before(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
+    """On its own output the layer is a position too early."""
+    return rows if is_first else replace(rows, positions=rows.positions - 1), hidden
+
+
+def keys_not_written(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
+    """Of accepted tokens the layer's cache holds what was there before."""
+    nowhere = replace(rows, slots=torch.full_like(rows.slots, PADDING))
+    return nowhere if is_first else rows, hidden
+
+
+MISTAKES = {
+    mistake.__name__: mistake
+    for mistake in (hidden_of_the_row_before, position_of_the_row_before, keys_not_written)
+}
+
+
+def mtp(original: Any, self: Any, rows: Rows, tokens: Any, hidden: Any, last_rows: Any = None):
+    """Around ``MTPForwards.mtp``."""
+    if FILE.exists():
+        mistake = MISTAKES[FILE.read_text()]
+        rows, hidden = mistake(rows, hidden, is_first=last_rows is not None)
+    return original(self, rows, tokens, hidden, last_rows)
+
+
+def install() -> None:
+    HookRegistry.register("sglang_ascend.plugin.mtp.forwards.MTPForwards.mtp", mtp, HookType.AROUND)
