@@ -19,13 +19,13 @@ from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBack
 
 from benchmarks import command
 from benchmarks.machine import describe_machine, taken_on
-from benchmarks.ratios import median_interval
 from sglang_ascend.attention.metadata import (
     StepMetadata,
     gqa_attention,
     mla_attention,
     slot_table,
 )
+from sglang_ascend.bench.figures.ratios import median_interval
 
 # SmolLM2-135M's depth: metadata is built once per step and shared by this many layers.
 NUM_LAYERS = 30

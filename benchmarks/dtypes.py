@@ -20,9 +20,9 @@ from rich.table import Table
 
 from benchmarks.command import run
 from benchmarks.machine import taken_on
-from benchmarks.ratios import spread
 from benchmarks.server import ServerProcess, starting_server
 from benchmarks.serving import alternate, measure
+from sglang_ascend.bench.figures.ratios import spread
 from sglang_ascend.models.catalog import model_path
 
 PARTS = Path(__file__).parent / "server_parts"

@@ -24,8 +24,8 @@ from rich.table import Table
 
 from benchmarks import command
 from benchmarks.machine import taken_on
-from benchmarks.ratios import median_interval
 from benchmarks.server import ServerProcess
+from sglang_ascend.bench.figures.ratios import median_interval
 from sglang_ascend.models.catalog import model_path
 
 PARTS = Path(__file__).parent / "server_parts"

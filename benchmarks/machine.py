@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import subprocess
 from pathlib import Path
 
-import torch
+from sglang_ascend.bench.figures.machine import describe_machine
 
 ROOT = Path(__file__).parents[1]
+
+__all__ = ["describe_commit", "describe_machine", "taken_on"]
 
 
 def taken_on() -> dict[str, str]:
     """The first two keys of every report."""
     return {"machine": describe_machine(), "commit": describe_commit()}
-
-
-def describe_machine() -> str:
-    """CPU model, usable cores, torch version: one line for a table's title."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    cores = len(os.sched_getaffinity(0))
-    return f"{model}, {cores} cores, torch {torch.__version__}"
 
 
 def describe_commit() -> str:

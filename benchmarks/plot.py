@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-ROOT = Path(__file__).parents[1]
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 760, 300, 50, 60, 60
-PANEL = 290
-PLAIN, MTP = "#9aa5b1", "#2563eb"
+from sglang_ascend.bench.figures.svg import MTP, PLAIN, Panel, document, text
 
-Bars = Sequence[tuple[str, Sequence[tuple[float, str]]]]
+ROOT = Path(__file__).parents[1]
+WIDTH, HEIGHT, LEFT = 760, 300, 50
+PANEL = Panel(LEFT, 0, 290, HEIGHT - 12)
 
 
 # Where an evaluation has the acceptance of greedy replies to unseen prompts.
@@ -61,40 +61,17 @@ def draw(report: dict[str, Any], acceptances: dict[str, list[float]]) -> str:
     ]
     accepted = [(name, [(share, MTP) for share in values]) for name, values in acceptances.items()]
     title = f"{report['model']}, {report['machine']}, commit {report['commit']}"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-        f"<title>{title}</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        *panel(LEFT, "output tokens/s: without (grey), with MTP (blue)", speeds, "{:.1f}"),
-        *panel(LEFT + PANEL + 70, "drafts 1, 2, 3: share accepted", accepted, "{:.2f}"),
-        text(LEFT, HEIGHT - 12, title),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-def panel(left: int, title: str, groups: Bars, form: str) -> Iterable[str]:
-    """Bars in groups, each with its value above it and the group's name below."""
-    yield text(left, 30, title, 'font-weight="bold"')
-    highest = max(value for _, bars in groups for value, _ in bars)
-    width = PANEL / len(groups)
-    for place, (name, bars) in enumerate(groups):
-        bar = 0.7 * width / len(bars)
-        for number, (value, color) in enumerate(bars):
-            x = left + place * width + number * bar
-            height = (HEIGHT - TOP - BOTTOM) * value / highest
-            y = HEIGHT - BOTTOM - height
-            box = f'width="{bar - 2:.0f}" height="{height:.0f}" fill="{color}"'
-            yield f'<rect x="{x:.0f}" y="{y:.0f}" {box}/>'
-            yield text(x + bar / 2, y - 4, form.format(value), 'text-anchor="middle"')
-        yield text(
-            left + (place + 0.35) * width, HEIGHT - BOTTOM + 16, name, 'text-anchor="middle"'
-        )
-
-
-def text(x: float, y: float, words: str, style: str = "") -> str:
-    font = 'font-family="sans-serif" font-size="12" fill="#374151"'
-    return f'<text x="{x:.0f}" y="{y:.0f}" {font} {style}>{words}</text>'
+    second = replace(PANEL, left=LEFT + PANEL.width + 70)
+    return document(
+        WIDTH,
+        HEIGHT,
+        title,
+        [
+            *PANEL.bars("output tokens/s: without (grey), with MTP (blue)", speeds, "{:.1f}"),
+            *second.bars("drafts 1, 2, 3: share accepted", accepted, "{:.2f}"),
+            text(LEFT, HEIGHT - 12, title),
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import random
 import statistics
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import requests
 import typer
 from rich.console import Console
 from rich.progress import track
@@ -21,10 +18,14 @@ from rich.table import Table
 
 from benchmarks import command
 from benchmarks.machine import taken_on
-from benchmarks.ratios import median_interval
 from benchmarks.server import ServerProcess, starting_server
-from sglang_ascend.models.catalog import model_path
+from sglang_ascend.bench import rounds, run
+from sglang_ascend.bench.client import Client
+from sglang_ascend.bench.command import print_report
+from sglang_ascend.bench.figures.ratios import median_interval
+from sglang_ascend.bench.options import model_folder
 
+HELD_OUT = Path(__file__).parent.parent / "tests" / "data" / "heldout_chat.json"
 Server, Measured = TypeVar("Server"), TypeVar("Measured")
 
 console = Console(stderr=True)
@@ -41,84 +42,57 @@ class Round:
         return self.rates["mtp"] / self.rates[other]
 
 
-def chat(server: ServerProcess, prompt: str, max_new_tokens: int) -> tuple[int, int]:
-    """(completion tokens, target forwards after the first token) of one greedy reply."""
-    reply = requests.post(
-        f"{server.url}/v1/chat/completions",
-        json={
-            "model": "default",
-            "messages": [{"role": "user", "content": prompt}],
-            "temperature": 0,
-            "max_tokens": max_new_tokens,
-            "return_meta_info": True,
-        },
-        timeout=600,
-    )
-    reply.raise_for_status()
-    body = reply.json()
-    meta = body["choices"][0].get("meta_info") or {}
-    return body["usage"]["completion_tokens"], meta.get("spec_verify_ct", 0)
-
-
-def measure(server: ServerProcess, prompts: list[str], max_new_tokens: int) -> tuple[float, float]:
+def measure(
+    server: ServerProcess, prompts: Sequence[str], max_new_tokens: int
+) -> tuple[float, float]:
     """(tokens per second over all prompts sent at once, tokens per target forward)."""
-    start = time.perf_counter()
-    with ThreadPoolExecutor(len(prompts)) as pool:
-        replies = list(pool.map(lambda prompt: chat(server, prompt, max_new_tokens), prompts))
-    seconds = time.perf_counter() - start
-    tokens = sum(count for count, _ in replies)
-    forwards = sum(verifies for _, verifies in replies)
-    # The first token of a reply comes from prefill, not from a verify forward.
-    accept_length = (tokens - len(replies)) / forwards if forwards else 1.0
-    return tokens / seconds, accept_length
-
-
-def run_rounds(
-    servers: dict[str, ServerProcess], prompts: list[str], batch: int, max_new_tokens: int
-) -> list[Round]:
-    groups = [prompts[i : i + batch] for i in range(0, len(prompts) - batch + 1, batch)]
-    for server in servers.values():
-        measure(server, groups[0], 16)
-    rounds = []
-    for number, group in enumerate(track(groups, f"batch {batch}", console=console)):
-        # Whoever goes second may meet a warmer machine: swap the order every round.
-        order = list(servers) if number % 2 == 0 else list(servers)[::-1]
-        results = {name: measure(servers[name], group, max_new_tokens) for name in order}
-        rates = {name: results[name][0] for name in servers}
-        rounds.append(Round(rates, results["mtp"][1]))
-    return rounds
+    measured = rounds.measure(Client(server.url), prompts, max_new_tokens)
+    return measured.rate, measured.accept_length
 
 
 def alternate(
     servers: dict[str, Server],
-    measure_one: Callable[[Server, list[str]], Measured],
+    measure_one: Callable[[Server, Sequence[str]], Measured],
     prompts: list[str],
     batch: int,
-    rounds: int,
+    num_rounds: int,
 ) -> list[dict[str, Measured]]:
-    """What each server gives for the same ``batch`` prompts, in ``rounds`` rounds after one to warm
-    up; the prompts begin anew when they are used up."""
-    results = []
-    for number in track(range(-1, rounds), f"batch {batch}", console=console):
-        start = max(number, 0) * batch
-        group = [prompts[i % len(prompts)] for i in range(start, start + batch)]
-        # Whoever goes second may meet a warmer machine: swap the order every round.
-        order = list(servers) if number % 2 else list(servers)[::-1]
-        one = {name: measure_one(servers[name], group) for name in order}
-        if number >= 0:
-            results.append(one)
-    return results
+    """What each server gives for the same ``batch`` prompts in each round; the prompts begin anew
+    when they are used up."""
+    firsts = range(0, num_rounds * batch, batch)
+    groups = [[prompts[i % len(prompts)] for i in range(first, first + batch)] for first in firsts]
+    results = rounds.alternate(servers, measure_one, groups)
+    return list(track(results, f"batch {batch}", total=num_rounds, console=console))
 
 
-def summarise(rounds: list[Round]) -> dict[str, float]:
+def run_rounds(
+    servers: dict[str, ServerProcess],
+    prompts: list[str],
+    batch: int,
+    num_rounds: int,
+    max_new_tokens: int,
+) -> list[Round]:
+    results = alternate(
+        servers,
+        lambda server, group: measure(server, group, max_new_tokens),
+        prompts,
+        batch,
+        num_rounds,
+    )
+    return [
+        Round({name: rate for name, (rate, _) in one.items()}, one["mtp"][1]) for one in results
+    ]
+
+
+def summarise(results: list[Round]) -> dict[str, float]:
     summary: dict[str, float] = {
-        "accept_length": statistics.fmean(r.accept_length for r in rounds),
-        "rounds": len(rounds),
+        "accept_length": statistics.fmean(r.accept_length for r in results),
+        "rounds": len(results),
     }
-    for name in rounds[0].rates:
-        summary[f"{name}_tokens_per_s"] = statistics.median(r.rates[name] for r in rounds)
+    for name in results[0].rates:
+        summary[f"{name}_tokens_per_s"] = statistics.median(r.rates[name] for r in results)
         if name != "mtp":
-            ratios = [entry.ratio(name) for entry in rounds]
+            ratios = [entry.ratio(name) for entry in results]
             low, high = median_interval(ratios)
             summary |= {
                 f"over_{name}": statistics.median(ratios),
@@ -135,12 +109,12 @@ def main(
     batches: Annotated[
         list[int] | None, typer.Option("--batch", help="Concurrent requests.")
     ] = None,
-    num_prompts: Annotated[int, typer.Option(help="Held-out prompts used per batch size.")] = 16,
+    num_prompts: Annotated[int, typer.Option(help="Rounds per batch size; prompts per task.")] = 16,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens per reply.")] = 128,
     num_steps: Annotated[int | None, typer.Option(help="Draft steps; default: MTP's own.")] = None,
     prompts_file: Annotated[
-        Path, typer.Option(help="JSON list of {domain, prompt} objects.")
-    ] = Path(__file__).parent.parent / "tests" / "data" / "heldout_chat.json",
+        Path | None, typer.Option(help="JSON list of {domain, prompt} objects.")
+    ] = None,
     in_tree: Annotated[
         bool, typer.Option(help="Measure SGLang's own EAGLE order (draft, verify, extend) too.")
     ] = False,
@@ -148,25 +122,46 @@ def main(
 ) -> None:
     """Measure output tokens/s with and without MTP, alternating, and print the ratio.
 
-    All servers stay up for the whole run and sleep while idle; every round sends the same
-    prompts to each, in alternating order. The interval is a bootstrap over rounds.
+    Without --batch and --in-tree: what `sglang-ascend bench` measures, seven tasks, one request at
+    a time. With them: held-out prompts of mixed domains, as many at once as --batch says.
 
-    JSON: `machine`, `commit`, `model` and, for each batch size, `batch_N` with `rounds`,
-    `accept_length`, `plain_tokens_per_s` and `mtp_tokens_per_s` (medians over rounds), `over_plain`
-    (median of the rounds' ratios), `over_plain_low` and `over_plain_high` (95 %), `all`, every
-    round; with --in-tree the same of EAGLE's order, `in_tree_tokens_per_s` and `over_in_tree`.
+    All servers stay up for the whole run and sleep while idle; every round sends the same
+    prompts to each, in alternating order. Intervals are bootstraps over rounds.
+
+    JSON: `machine`, `commit`, `model`, `max_new_tokens`, `servers`; `tasks` has for each task, and
+    `mean` over them, `rounds`, `plain_tok_s` and `mtp_tok_s` (medians over rounds), `speedup`
+    (median of the rounds' ratios), `speedup_low` and `speedup_high` (95 %), `accept_length` (tokens
+    per forward of the target), `lookup_accept_length` (of prompt lookup), and `looping`, the same
+    of replies that loop; `acceptance` has `histogram` and `per_position`; `num_steps` the
+    acceptance length by number of drafts; then every round.
+
+    JSON with --batch: `machine`, `commit`, `model` and, for each batch size, `batch_N` with
+    `rounds`, `accept_length`, `plain_tokens_per_s` and `mtp_tokens_per_s` (medians over rounds),
+    `over_plain` (median of the rounds' ratios), `over_plain_low` and `over_plain_high` (95 %),
+    `all`, every round; with --in-tree the same of EAGLE's order, `in_tree_tokens_per_s` and
+    `over_in_tree`.
     """
+    folder = model_folder(model)
+    if not batches and not in_tree:
+        tasks = run.select(rounds.read_tasks(prompts_file or rounds.TASKS), [], num_prompts)
+        with run.started_servers(folder, [num_steps] if num_steps else [], "") as addresses:
+            figures = run.measure_tasks(addresses, tasks, max_new_tokens, model=model)
+        report = {**taken_on(), **figures}
+        if as_json:
+            print(json.dumps(report, indent=1))
+        else:
+            print_report(report)
+        return
     batches = batches or [1]
-    folder = Path(model) if Path(model).is_dir() else model_path(model)
-    entries = json.loads(prompts_file.read_text(encoding="utf-8"))
-    prompts = [entry["prompt"] for entry in entries]
+    held_out = rounds.read_tasks(prompts_file or HELD_OUT)
+    prompts = [prompt for domain in held_out.values() for prompt in domain]
     random.Random(0).shuffle(prompts)
-    report: dict[str, Any] = {**taken_on(), "model": model}
+    report = {**taken_on(), "model": model}
     with ExitStack() as stack:
         servers = start_servers(stack, folder, num_steps, in_tree)
         for batch in batches:
-            rounds = run_rounds(servers, prompts[: num_prompts * batch], batch, max_new_tokens)
-            report[f"batch_{batch}"] = summarise(rounds) | {"all": [asdict(r) for r in rounds]}
+            results = run_rounds(servers, prompts, batch, num_prompts, max_new_tokens)
+            report[f"batch_{batch}"] = summarise(results) | {"all": [asdict(r) for r in results]}
     if as_json:
         print(json.dumps(report, indent=1))
     else:

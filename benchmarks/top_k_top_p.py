@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks import command
 from benchmarks.machine import describe_machine, taken_on
-from benchmarks.ratios import median_interval
+from sglang_ascend.bench.figures.ratios import median_interval
 from sglang_ascend.ops import sampling
 
 ALL = 1 << 30

@@ -10,6 +10,7 @@ import typer
 
 from sglang_ascend import __version__
 from sglang_ascend.bench.chat import chat
+from sglang_ascend.bench.command import bench
 from sglang_ascend.ptq.cli import evaluate, quantize
 from sglang_ascend.quantization.cli import app as quantization_app
 from sglang_ascend.speculative.adaptive.cli import plan_speculation
@@ -31,6 +32,7 @@ app.add_typer(training_app, name="train")
 app.add_typer(quantization_app)
 app.command()(quantize)
 app.command()(evaluate)
+app.command()(bench)
 app.command()(chat)
 app.command()(plan_speculation)
 app.command()(build_vocabulary)

@@ -30,7 +30,8 @@ print({"torch", "sglang", "transformers"} & sys.modules.keys())
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-TAUGHT = [[name] for name in "doctor verify-npu model-path inspect verify convert chat".split()]
+COMMANDS = "doctor verify-npu model-path inspect verify convert chat bench"
+TAUGHT = [[name] for name in COMMANDS.split()]
 
 
 @pytest.mark.parametrize("command", [[], ["train"], *TAUGHT])

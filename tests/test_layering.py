@@ -33,7 +33,7 @@ TABLE: dict[str, set[str]] = {
     "checkpoint": set(),
     "quantization": {"ops", "checkpoint"},
     "models": {"env"},
-    "training": {"checkpoint", "speculative"},
+    "training": {"bench", "checkpoint", "speculative"},
     "ptq": {"checkpoint", "quantization", "training"},
     "verify": {"env", "ops", "bench"},
 }

@@ -12,7 +12,7 @@ from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
-from sglang_ascend.bench.acceptance import Acceptance
+from sglang_ascend.bench.figures.acceptance import Acceptance
 
 REPLY_TIMEOUT_S = 900
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

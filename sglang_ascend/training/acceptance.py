@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
+from sglang_ascend.bench.figures.lookup import accepted_counts, lookup_matches, loops
 from sglang_ascend.training.interface import ChainLayer, run_chain
 
 Tensor = torch.Tensor
-LOOP_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -62,53 +62,9 @@ def draft_matches(
     return matches.tolist()
 
 
-def accepted_counts(matches: list[list[bool]], prompt_length: int) -> list[int]:
-    """Accepted drafts of every verify step, from the first reply token to the end.
-
-    The prefill emits token `prompt_length`; each verify then emits its accepted drafts and one
-    more token. Verifies whose chain reaches past the output's end are left out.
-    """
-    num_steps = len(matches[0]) if matches else 0
-    counts, slot = [], prompt_length - 1
-    while slot < len(matches) - num_steps:
-        accepted = 0
-        while accepted < num_steps and matches[slot][accepted]:
-            accepted += 1
-        counts.append(accepted)
-        slot += accepted + 1
-    return counts
-
-
-def lookup_matches(tokens: list[int], num_steps: int, gram: int = 2) -> list[list[bool]]:
-    """The same table for prompt lookup: copy what followed the last earlier equal n-gram."""
-    matches = []
-    latest: dict[tuple[int, ...], int] = {}
-    for slot in range(len(tokens) - 1):
-        known = slot + 2  # tokens 0..slot+1 are known when slot is drafted from
-        start = latest.get(tuple(tokens[known - gram : known])) if known >= gram else None
-        row = []
-        for step in range(num_steps):
-            source, target = (start or 0) + step, known + step
-            row.append(
-                start is not None
-                and source < known
-                and target < len(tokens)
-                and tokens[source] == tokens[target]
-            )
-        matches.append(row)
-        latest[tuple(tokens[known - gram : known])] = known
-    return matches
-
-
-def repeat_share(tokens: list[int], gram: int = 4) -> float:
-    """Share of n-grams that occurred before in `tokens`."""
-    grams = [tuple(tokens[i : i + gram]) for i in range(len(tokens) - gram + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
-
-
 def is_looping(output: Output) -> bool:
     """Whether more than a quarter of the reply's 4-grams are repetitions."""
-    return repeat_share(output.tokens[output.prompt_length :].tolist()) > LOOP_SHARE
+    return loops(output.tokens[output.prompt_length :].tolist())
 
 
 def evaluate(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_ascend.bench.acceptance import Acceptance
+from sglang_ascend.bench.figures.acceptance import Acceptance
+from sglang_ascend.bench.figures.lookup import accepted_counts
 
 # Drafts that each forward accepted, of 4.
 ACCEPTED = [0, 2, 4, 0, 1, 4, 2, 0]
@@ -40,3 +41,18 @@ def test_a_sum_is_of_all_forwards():
 @pytest.mark.parametrize("details", [{}, {"spec_verify_ct": 0}])
 def test_a_reply_without_forwards_has_no_acceptance(details):
     assert Acceptance.of_reply(details) is None
+
+
+def test_a_shorter_chain_is_only_estimated_by_cutting_a_longer_one():
+    """The same drafts, right or wrong at each token: a server with one draft a step reaches other
+    tokens than one with two. Where every token's drafts are alike the cut is exact."""
+    alternating = [[True, True], [True, True], [True, True], [False, False]] * 8
+
+    def served(num_drafts: int, matches: list[list[bool]]) -> Acceptance:
+        counts = accepted_counts([row[:num_drafts] for row in matches], 1)
+        return Acceptance(tuple(counts.count(n) for n in range(num_drafts + 1)))
+
+    two, one = served(2, alternating), served(1, alternating)
+    assert two.length_of_first(1) != one.length
+    alike = [[True, False]] * 32
+    assert served(2, alike).length_of_first(1) == served(1, alike).length == 2

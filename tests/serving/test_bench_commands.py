@@ -1,8 +1,10 @@
-"""`sglang-ascend chat` beside the same request made by hand, on servers with and without MTP."""
+"""`sglang-ascend chat` and `bench` beside the servers' own figures, with and without MTP."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from launched_server import LaunchedServer
@@ -49,3 +51,29 @@ def test_chat_prints_the_reply_and_what_the_server_says_of_it(pair, tokenizer, m
     first = f"accepted at draft 1 to 3: {1 - histogram[0] / forwards:.2f}, "
     assert first in line
     assert ask("chat", QUESTION, "--url", pair[0].url).stderr.endswith("| no speculation\n")
+
+
+def test_bench_gives_the_figures_of_both_servers(pair, model, tmp_path):
+    words = ["--max-new-tokens", "16", "--num-prompts", "1", "--task", "qa", "--task", "copy"]
+    words += ["--out", str(tmp_path / "bench"), "--json"]
+    urls = ["--url", pair[1].url, "--plain-url", pair[0].url]
+    report = json.loads(ask("bench", *urls, *words).stdout)
+    assert report == json.loads((tmp_path / "bench.json").read_text())
+    ElementTree.fromstring((tmp_path / "bench.svg").read_text())
+    told = report["servers"]["mtp"]
+    assert (told["speculative_algorithm"], told["speculative_num_steps"]) == ("MTP", 3)
+    assert report["servers"]["plain"]["speculative_algorithm"] is None
+    assert list(report["tasks"]) == ["qa", "copy"]
+    for row in report["rounds"]:
+        plain, mtp = row["samples"]["plain"], row["samples"]["mtp"]
+        assert plain["histogram"] is None and len(mtp["histogram"]) == 4
+        # float32 servers of the same replies; the last forward may accept past the end
+        assert plain["tokens"] == mtp["tokens"] <= 16
+        emitted = sum((n + 1) * count for n, count in enumerate(mtp["histogram"]))
+        assert 0 <= emitted - (mtp["tokens"] - 1) <= 3
+
+    both = ["--compare", pair[0].url, pair[1].url]
+    compared = json.loads(ask("bench", *both, *words).stdout)
+    assert list(compared["servers"]) == ["a", "b"]
+    alone = json.loads(ask("bench", "--url", pair[1].url, *words).stdout)
+    assert alone["baseline"] is None and "speedup" not in alone["mean"]

@@ -6,15 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sglang_ascend.training.acceptance import (
-    Output,
-    accepted_counts,
-    draft_matches,
-    evaluate,
-    is_looping,
-    lookup_matches,
-    repeat_share,
-)
+from sglang_ascend.bench.figures.lookup import accepted_counts, lookup_matches, repeat_share
+from sglang_ascend.training.acceptance import Output, draft_matches, evaluate, is_looping
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.layer import MTPLayer
 

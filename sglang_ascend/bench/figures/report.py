@@ -1,0 +1,152 @@
+"""From rounds to figures: per task, their mean, acceptance by position and by number of drafts."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sglang_ascend.bench.figures.acceptance import Acceptance
+from sglang_ascend.bench.figures.ratios import median_interval
+from sglang_ascend.bench.rounds import Round
+
+MOST_DRAFTS = 8
+DRAWS = 2000
+
+
+def summarise(rounds: Sequence[Round], baseline: str | None, main: str) -> dict[str, Any]:
+    """`tasks`, `mean` and `acceptance`; ratios are of ``main`` over ``baseline``."""
+    names = list(rounds[0].samples)
+    straight = [one for one in rounds if not one.loops]
+    tasks = {}
+    for task in dict.fromkeys(one.task for one in rounds):
+        mine = [one for one in rounds if one.task == task]
+        tasks[task] = _figures([one for one in mine if not one.loops], names, baseline, main)
+        tasks[task]["looping"] = _figures([one for one in mine if one.loops], names, baseline, main)
+    pooled = {name: acceptance_of(straight or rounds, name) for name in names}
+    return {
+        "tasks": tasks,
+        "mean": _mean(tasks, straight, baseline, main),
+        "acceptance": {
+            name: {
+                "forwards": one.forwards,
+                "histogram": list(one.histogram),
+                "per_position": one.per_position,
+                "accept_length": one.length,
+            }
+            for name, one in pooled.items()
+            if one
+        },
+        "num_steps": _by_num_steps(straight or rounds, pooled, baseline),
+    }
+
+
+def paired(reports: Mapping[str, Mapping[str, Any]]) -> list[Round]:
+    """The rounds that two reports share, as if their main servers had been in one run.
+
+    Raises:
+        ValueError: they share none, or their replies had other lengths or batches.
+    """
+    (name, one), (other_name, other) = reports.items()
+    for key in ("max_new_tokens", "batch"):
+        if one[key] != other[key]:
+            raise ValueError(f"the reports differ in {key}: {one[key]} and {other[key]}.")
+    theirs = {(row["task"], row["first"]): row for row in other["rounds"]}
+    rounds = [
+        Round.of_json(
+            row
+            | {
+                "samples": {
+                    name: row["samples"][one["main"]],
+                    other_name: their["samples"][other["main"]],
+                }
+            }
+        )
+        for row in one["rounds"]
+        if (their := theirs.get((row["task"], row["first"])))
+    ]
+    if not rounds:
+        raise ValueError("the reports have no task in common.")
+    return rounds
+
+
+def acceptance_of(rounds: Iterable[Round], name: str) -> Acceptance | None:
+    found = [acceptance for one in rounds if (acceptance := one.samples[name].acceptance)]
+    return sum(found[1:], found[0]) if found else None
+
+
+def _ratios(rounds: Iterable[Round], baseline: str, main: str) -> list[float]:
+    return [one.samples[main].tok_s / one.samples[baseline].tok_s for one in rounds]
+
+
+def _figures(
+    rounds: Sequence[Round], names: Sequence[str], baseline: str | None, main: str
+) -> dict[str, Any]:
+    """Medians over rounds; null where there is no round or no such server."""
+    figures: dict[str, Any] = {"rounds": len(rounds)}
+    for name in names:
+        rates = [one.samples[name].tok_s for one in rounds]
+        figures[f"{name}_tok_s"] = statistics.median(rates) if rates else None
+    ratios = _ratios(rounds, baseline, main) if baseline else []
+    low, high = median_interval(ratios) if ratios else (None, None)
+    acceptance = acceptance_of(rounds, main)
+    lookup = [one.samples[main].lookup_histogram for one in rounds]
+    counts = Acceptance(tuple(map(sum, zip(*lookup, strict=True)))) if lookup else None
+    return figures | {
+        "speedup": statistics.median(ratios) if ratios else None,
+        "speedup_low": low,
+        "speedup_high": high,
+        "accept_length": acceptance.length if acceptance else None,
+        "lookup_accept_length": counts.length if counts and counts.forwards else None,
+    }
+
+
+def _mean(
+    tasks: Mapping[str, Mapping[str, Any]],
+    straight: Sequence[Round],
+    baseline: str | None,
+    main: str,
+) -> dict[str, Any]:
+    """Of the tasks that have figures; the interval resamples the rounds of each task."""
+    known = {name: row for name, row in tasks.items() if row["rounds"]}
+    mean: dict[str, Any] = {"tasks": len(known)}
+    for key in next(iter(tasks.values())):
+        values = [row[key] for row in known.values() if key not in ("rounds", "looping")]
+        if values and None not in values:
+            mean[key] = statistics.fmean(values)
+    mean["speedup_low"] = mean["speedup_high"] = None
+    if known and baseline:
+        rng = random.Random(0)
+        ratios = [
+            _ratios((one for one in straight if one.task == task), baseline, main) for task in known
+        ]
+        means = sorted(
+            statistics.fmean(statistics.median(rng.choices(row, k=len(row))) for row in ratios)
+            for _ in range(DRAWS)
+        )
+        mean["speedup_low"] = means[int(0.025 * DRAWS)]
+        mean["speedup_high"] = means[int(0.975 * DRAWS)]
+    return mean
+
+
+def _by_num_steps(
+    rounds: Sequence[Round], pooled: Mapping[str, Acceptance | None], baseline: str | None
+) -> dict[str, dict[str, Any]]:
+    """For K = 1 to 8: as a server with K drafts had it, else cut from chains of a larger K."""
+    servers = {one.num_drafts: name for name, one in pooled.items() if one}
+    rows: dict[str, dict[str, Any]] = {}
+    for num_steps in range(1, MOST_DRAFTS + 1):
+        larger = [k for k in sorted(servers) if k >= num_steps]
+        if not larger:
+            break
+        name = servers[larger[0]]
+        one, is_measured = pooled[name], larger[0] == num_steps
+        row: dict[str, Any] = {"measured": is_measured, "tok_s": None, "speedup": None}
+        row["accept_length"] = one.length_of_first(num_steps) if one else None
+        if is_measured:
+            row["tok_s"] = statistics.median(each.samples[name].tok_s for each in rounds)
+            if baseline:
+                row["speedup"] = statistics.median(_ratios(rounds, baseline, name))
+        rows[str(num_steps)] = row
+    return rows

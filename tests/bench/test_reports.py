@@ -1,0 +1,155 @@
+"""Figures of rounds against medians and ratios by hand; reports that cannot be compared say why."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_ascend.bench.figures.plot import draw
+from sglang_ascend.bench.figures.report import summarise
+from sglang_ascend.bench.rounds import Round, Sample, alternate, read_tasks
+from sglang_ascend.cli import app
+
+RATES = [(10.0, 15.0), (20.0, 50.0), (40.0, 40.0)]  # without and with MTP, of the task "qa"
+
+
+def sample(rate: float, histogram: list[int] | None = None, loops: bool = False) -> Sample:
+    return Sample(rate, 1.0, int(rate), histogram, [3, 1, 0, 0], loops)
+
+
+def rounds(scale: float = 1.0) -> list[Round]:
+    found = [
+        Round("qa", n, {"plain": sample(plain), "mtp": sample(scale * mtp, [2, 1, 1])})
+        for n, (plain, mtp) in enumerate(RATES)
+    ]
+    both = {"plain": sample(5.0), "mtp": sample(scale * 50.0, [0, 0, 9], loops=True)}
+    return [*found, Round("code", 0, {"plain": sample(10.0), "mtp": sample(scale * 20.0, [4])}),
+            Round("code", 1, both), Round("chinese", 0, both)]  # fmt: skip
+
+
+def written(path: Path, found: list[Round]) -> Path:
+    servers = {name: {"url": "http://x"} for name in found[0].samples}
+    report = {"machine": "a machine", "code": "c", "model": "m", "max_new_tokens": 8, "batch": 1}
+    figures = summarise(found, "plain", "mtp")
+    report |= {"servers": servers, "baseline": "plain", "main": "mtp", **figures}
+    path.write_text(json.dumps(report | {"rounds": [asdict(one) for one in found]}))
+    return path
+
+
+def test_figures_are_medians_of_rounds_that_do_not_loop():
+    report = summarise(rounds(), "plain", "mtp")
+    qa, code, chinese = (report["tasks"][name] for name in ("qa", "code", "chinese"))
+    assert (qa["rounds"], qa["plain_tok_s"], qa["mtp_tok_s"]) == (3, 20, 40)
+    assert qa["speedup"] == statistics.median(mtp / plain for plain, mtp in RATES) == 1.5
+    assert (qa["speedup_low"], qa["speedup_high"]) == (1, 2.5)
+    assert qa["accept_length"] == 1 + 3 / 4
+    assert qa["lookup_accept_length"] == 1 + 1 / 4
+    assert (code["rounds"], code["speedup"], code["looping"]["speedup"]) == (1, 2, 10)
+    assert (chinese["rounds"], chinese["speedup"], chinese["looping"]["rounds"]) == (0, None, 1)
+    mean = report["mean"]
+    assert (mean["tasks"], mean["speedup"]) == (2, (1.5 + 2) / 2)
+    assert mean["plain_tok_s"] == (20 + 10) / 2
+    assert mean["speedup_low"] == pytest.approx((1 + 2) / 2)
+    assert report["acceptance"]["mtp"]["histogram"] == [10, 3, 3]
+
+
+def test_lengths_by_number_of_drafts_say_what_was_measured():
+    found = [
+        replace(one, samples={**one.samples, "mtp_1": sample(30.0, [1, 3])}) for one in rounds()
+    ]
+    by_steps = summarise(found, "plain", "mtp")["num_steps"]
+    assert {key: row["measured"] for key, row in by_steps.items()} == {"1": True, "2": True}
+    assert by_steps["1"]["accept_length"] == 1 + 3 / 4
+    estimated = summarise(rounds(), "plain", "mtp")["num_steps"]["1"]
+    assert estimated["measured"] is False and estimated["tok_s"] is None
+    assert estimated["accept_length"] == 1 + 6 / 16
+
+
+def test_servers_take_turns_in_alternating_order():
+    asked: list[tuple[str, str]] = []
+    results = list(
+        alternate({"a": "a", "b": "b"}, lambda name, group: asked.append((name, group[0])), "xyz")
+    )
+    assert asked == [tuple(pair) for pair in "ax bx ax bx by ay az bz".split()]
+    assert len(results) == 3
+
+
+def bench(*words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["bench", *words])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_two_reports_are_compared_prompt_by_prompt(tmp_path):
+    before = written(tmp_path / "before.json", rounds())
+    after = written(tmp_path / "after.json", rounds(scale=1.25)[::-1])
+    out = tmp_path / "compared"
+    code, stdout, said = bench("--compare", str(before), str(after), "--out", str(out), "--json")
+    assert code == 0, said
+    report = json.loads(stdout)
+    assert report == json.loads((tmp_path / "compared.json").read_text())
+    for row in (*report["tasks"].values(), report["mean"]):
+        assert row["speedup"] in (None, pytest.approx(1.25))
+    assert report["tasks"]["qa"]["speedup_low"] == pytest.approx(1.25)
+    ElementTree.fromstring((tmp_path / "compared.svg").read_text())
+    assert "1.25" in bench("--compare", str(before), str(after), "--out", str(out))[1]
+
+
+def test_a_bar_is_as_tall_as_its_rate(tmp_path):
+    report = json.loads(written(tmp_path / "report.json", rounds()).read_text())
+    root = ElementTree.fromstring(draw(report))
+    boxes = root.findall("{http://www.w3.org/2000/svg}rect")
+    plain, mtp = (float(box.attrib["height"]) for box in boxes[1:3])
+    assert mtp == pytest.approx(2 * plain, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_new_tokens": 9}, "the reports differ in max_new_tokens: 8 and 9."),
+        ({"rounds": []}, "the reports have no task in common."),
+        ({"rounds": [{}]}, "these are not two reports"),
+    ],
+)
+def test_reports_that_cannot_be_compared_are_refused(change: dict[str, Any], sentence, tmp_path):
+    before = written(tmp_path / "before.json", rounds())
+    after = tmp_path / "after.json"
+    after.write_text(json.dumps(json.loads(before.read_text()) | change))
+    code, _, said = bench("--compare", str(before), str(after), "--out", str(tmp_path / "x"))
+    assert code == 2 and sentence in said and said.count("\n") == 1
+    assert not (tmp_path / "x.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "name either a running server with --url, or a checkpoint with --model."),
+        (["--url", "http://127.0.0.1:1", "--task", "poems"], "'poems' is not a task: choose of"),
+        (["--url", "http://127.0.0.1:1"], "no server answers at http://127.0.0.1:1"),
+        (["--url", "http://x", "--model", "smollm2-mtp"], "name either a running server"),
+        (["--url", "http://x", "--num-steps", "2"], "--num-steps needs --model."),
+        (["--model", "smollm2-mtp", "--plain-url", "http://x"], "--plain-url needs --url."),
+        (["--out", "/gone/bench"], "/gone is no folder"),
+        (["--model", "gpt-5"], "'gpt-5' is not a model of this package"),
+        (["--compare", "gone.json", "also.json"], "'gone.json' is no address of a server"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_sentence(words, sentence, tmp_path):
+    code, _, said = bench("--out", str(tmp_path / "x"), *words)
+    assert code == 2 and sentence in said and said.count("\n") == 1
+
+
+def test_the_package_has_seven_tasks_of_six_prompts(tmp_path):
+    tasks = read_tasks()
+    assert list(tasks) == ["chat", "code", "maths", "copy", "qa", "summary", "chinese"]
+    assert {len(prompts) for prompts in tasks.values()} == {6}
+    other = tmp_path / "prompts.json"
+    other.write_text('[{"prompt": "x"}]')
+    with pytest.raises(ValueError, match=r"must be a JSON list of"):
+        read_tasks(other)
