@@ -110,8 +110,9 @@ class AcceptanceWatchdog:
     def request_finished(self) -> None:
         self._num_finished += 1
 
-    def record(self, accepted: Sequence[int]) -> None:
-        """One step of a batch: the drafts accepted of each request, 0 to K."""
+    def record(self, accepted: Sequence[int], num_drafts: int | None = None) -> None:
+        """One step of a batch: the drafts accepted of each request, 0 to K; ``num_drafts`` where
+        the step had another K."""
         if len(accepted) == 0:
             return
         num_rows = len(accepted)
@@ -119,7 +120,7 @@ class AcceptanceWatchdog:
             num_rows,
             sum(accepted),
             num_rows - accepted.count(0),
-            num_rows - accepted.count(self.num_drafts),
+            sum(n < (num_drafts or self.num_drafts) for n in accepted),
             self._num_finished,
         )
         self._num_finished = 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import chain
+from sglang_ascend.speculative.skipped import SkippedRows, slots_of_pages
 
 
 @dataclass(frozen=True)
@@ -179,11 +181,11 @@ class Forwards(Protocol):
 
 
 class StepConstants:
-    """What no step changes, made once per device: index ramps of K drafted tokens."""
+    """What no step changes, made once per device and K: index ramps of K verified drafts."""
 
     def __init__(self, num_steps: int, max_batch_size: int, device: torch.device | str) -> None:
         self.num_steps = num_steps
-        self.window = torch.arange(2 * num_steps, device=device)
+        self.window = torch.arange(max(1, 2 * num_steps), device=device)
         self.draft_decode = torch.arange(num_steps, device=device)[:, None]
         # Flat number of the row before each request's first: + accept_len is its last kept row.
         width = num_steps + 1
@@ -192,6 +194,9 @@ class StepConstants:
 
 class LaunchedPhases:
     """``Phases`` whose forwards are launched one by one; what a graph captures is one of these.
+
+    ``constants`` are those of the K drafts that are verified. As many are drafted, or only
+    ``num_drafts``; ``skipped`` takes the rows behind which none is, and gives them back.
 
     ``propose(logits, positions)`` turns one row of MTP logits per request into draft tokens, int64
     [batch] of the target's vocabulary, which follow the token at ``positions`` - 1.
@@ -202,8 +207,12 @@ class LaunchedPhases:
         forwards: Forwards,
         propose: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         constants: StepConstants,
+        num_drafts: int | None = None,
+        skipped: SkippedRows | None = None,
     ) -> None:
         self.forwards, self.propose, self.constants = forwards, propose, constants
+        self.num_drafts = constants.num_steps if num_drafts is None else num_drafts
+        self.skipped = skipped
 
     def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
         self.candidates, self.requests = candidates, requests
@@ -238,16 +247,46 @@ class LaunchedPhases:
         # rows overwrite their slots.
         last_rows = self.constants.row_before[: len(accept_lens)] + accept_lens
         tokens = sampled.view(-1)
+        if self.skipped is not None:
+            if self.num_drafts == 0:
+                self.skipped.keep(self.rows.slots, self.hidden, tokens)
+                return tokens[last_rows][:, None]
+            self._catch_up(self.skipped)
         logits, hidden = self.forwards.mtp(self.rows, tokens, self.hidden, last_rows)
         next_candidates = [tokens[last_rows], self.propose(logits, new_seq_lens)]
 
         # The shared MTP layer on its own output, K-1 times more (FastMTP): only lengths change.
         ahead = chain.place_draft_decode(
-            new_seq_lens, accept_lens, self.inputs.slots, self.constants.draft_decode
+            new_seq_lens,
+            accept_lens,
+            self.inputs.slots,
+            self.constants.draft_decode[: self.num_drafts],
         )
-        for j in range(self.constants.num_steps - 1):
+        for j in range(self.num_drafts - 1):
             metadata = replace(self.rows.metadata, kv_lens=ahead.kv_lens[j], query_len=1)
             rows = Rows(ahead.positions[j], ahead.slots[j], metadata)
             logits, hidden = self.forwards.mtp(rows, next_candidates[-1], hidden)
             next_candidates.append(self.propose(logits, ahead.kv_lens[j]))
         return torch.stack(next_candidates, dim=1)
+
+    def _catch_up(self, skipped: SkippedRows) -> None:
+        """The MTP layer on what it skipped of the requests, before it goes on with this step's."""
+        if skipped.is_behind:
+            table = slots_of_pages(self.inputs.block_table, self.inputs.page_size)
+            run = partial(run_single_rows, self.forwards)
+            skipped.catch_up(table, self.requests.seq_lens, run)
+            skipped.is_behind = False
+        skipped.forget(self.rows.slots)
+
+
+def run_single_rows(
+    forwards: Forwards,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    hidden: torch.Tensor,
+) -> None:
+    """The MTP layer on each row as a request of one token, which sees itself, to fill its cache."""
+    metadata = StepMetadata(slots[:, None], torch.ones_like(slots), page_size=1, query_len=1)
+    # Of the head one row is asked, and not used.
+    forwards.mtp(Rows(positions, slots, metadata), tokens, hidden, slots.new_zeros(1))

@@ -38,6 +38,7 @@ OVERRIDES = [
     ("--max-running-requests 7", {"max_running_requests": 7}),
     ("--max-total-tokens 2048", {"max_total_tokens": 2048}),
     ("--attention-backend ascend", {"attention_backend": "ascend"}),
+    ("--speculative-adaptive", {"speculative_adaptive": True, "speculative_num_steps": 3}),
     ("--page-size 16", {"page_size": 16, "speculative_num_steps": 3}),
 ]
 
@@ -62,7 +63,23 @@ REFUSED = [
     ("--tp-size 2 --dp-size 2 --enable-dp-attention", "--enable-dp-attention"),
     ("--tp-size 2 --attn-dp-size 2", "--attn-dp-size"),
     ("--enable-multi-layer-eagle", "--enable-multi-layer-eagle"),
-    ("--speculative-adaptive", "--speculative-adaptive"),
+    ("--speculative-adaptive --tp-size 2", "--speculative-adaptive with --tp-size"),
+    (
+        "--speculative-adaptive --speculative-adaptive-config a.json",
+        "--speculative-adaptive-config",
+    ),
+    (
+        "--speculative-adaptive --speculative-use-rejection-sampling",
+        "--speculative-adaptive with --speculative-use-rejection-sampling",
+    ),
+    (
+        "--speculative-adaptive --enable-hierarchical-cache",
+        "--speculative-adaptive with --enable-hierarchical-cache",
+    ),
+    (
+        "--speculative-adaptive --disaggregation-mode decode",
+        "--speculative-adaptive with --disaggregation-mode",
+    ),
     ("--speculative-token-map map.pt", "--speculative-token-map"),
     ("--speculative-accept-threshold-single 0.5", "--speculative-accept-threshold-single"),
     ("--speculative-accept-threshold-acc 0.5", "--speculative-accept-threshold-acc"),

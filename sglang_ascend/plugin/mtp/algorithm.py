@@ -90,6 +90,7 @@ class MTPAlgorithm(CustomSpecAlgo):
             server_args.speculative_draft_model_revision = server_args.revision
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+        server_args.speculative_adaptive = _asks_adaptive(server_args)
 
 
 def register_mtp() -> None:
@@ -118,6 +119,8 @@ def validate_server_args(server_args: Any) -> None:
     _resolve(server_args)
     lossy_acceptance.refuse_bad_policy(server_args)
     unsupported = _unsupported_flags(server_args)
+    if _asks_adaptive(server_args):
+        unsupported |= _unsupported_with_adaptive(server_args)
     if device_profile().runs_step:
         unsupported |= _unsupported_by_step(server_args)
     if device_profile().emulates:
@@ -128,10 +131,17 @@ def validate_server_args(server_args: Any) -> None:
         if given:
             raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")
     refuse_uneven_heads(server_args)
+    # SGLang looks next whether its own worker could do it, which is not the one that will.
+    server_args.speculative_adaptive = False
     if device_profile().keeps_ascend_path:
         _refuse_sparse_attention(server_args)
     if device_profile().emulates:
         refuse_missing_engine(server_args)
+
+
+def _asks_adaptive(server_args: Any) -> bool:
+    given = getattr(server_args, "_raw_input", None) or {}
+    return bool(given.get("speculative_adaptive", server_args.speculative_adaptive))
 
 
 def _resolve(server_args: Any) -> MTPConfig:
@@ -152,7 +162,6 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
         # SGLang has already turned the flag into the size.
         "--attn-dp-size above 1 (or --enable-dp-attention)": server_args.attn_dp_size > 1,
         "--enable-multi-layer-eagle": bool(server_args.enable_multi_layer_eagle),
-        "--speculative-adaptive": bool(server_args.speculative_adaptive),
         "--speculative-token-map": server_args.speculative_token_map is not None,
         "--speculative-accept-threshold-single below 1": (
             server_args.speculative_accept_threshold_single != 1.0
@@ -167,6 +176,24 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
         "--enable-watermark": bool(server_args.enable_watermark),
         # Its prefill leaves the MTP layer out.
         "--enable-pdmux": bool(server_args.enable_pdmux),
+    }
+
+
+def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
+    profile, flag = device_profile(), "--speculative-adaptive"
+    return {
+        # SGLang's own worker would need its controller, and a step in graphs one graph for each K.
+        f"{flag} on this device": not profile.runs_step or profile.captures_step,
+        # K would be chosen by each rank's own clock.
+        f"{flag} with --tp-size above 1": server_args.tp_size > 1,
+        "--speculative-adaptive-config": server_args.speculative_adaptive_config is not None,
+        # Slots of the cache are filled that no prefill of this server has written.
+        f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
+        f"{flag} with --enable-hierarchical-cache": bool(server_args.enable_hierarchical_cache),
+        f"{flag} with --speculative-use-rejection-sampling": bool(
+            server_args.speculative_use_rejection_sampling
+        ),
+        f"{flag} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
     }
 
 

@@ -49,6 +49,12 @@ class MTPForwards:
     def target(
         self, rows: Rows, tokens: torch.Tensor, requests: Requests
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        self.begin(rows, tokens, requests)
+        output = run_model(self.models.target, rows.metadata, self.forward_batch)
+        return output.next_token_logits, output.hidden_states
+
+    def begin(self, rows: Rows, tokens: torch.Tensor, requests: Requests) -> None:
+        """Makes the ForwardBatch that the target runs and that the MTP layer's are views of."""
         runner = self.models.target
         self.forward_batch = ForwardBatch(
             forward_mode=ForwardMode.TARGET_VERIFY,
@@ -69,8 +75,6 @@ class MTPForwards:
             global_forward_mode=ForwardMode.TARGET_VERIFY,
         )
         runner.kv_index_translator.bind_runner_slots(self.forward_batch)
-        output = run_model(runner, rows.metadata, self.forward_batch)
-        return output.next_token_logits, output.hidden_states
 
     def mtp(
         self,

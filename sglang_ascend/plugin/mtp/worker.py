@@ -21,6 +21,7 @@ from sglang.srt.speculative.spec_utils import get_plan_stream
 
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp import lossy_acceptance
+from sglang_ascend.plugin.mtp.adaptive.steps import AdaptiveSteps, lengthened, make_adaptive
 from sglang_ascend.plugin.mtp.batch_sampling import BatchSampling, SamplingParts
 from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
 from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
@@ -60,6 +61,7 @@ class MTPWorker(EAGLEWorkerV2):
         self.seeds = RequestSeeds()
         self.acceptance_watchdog = make_watchdog(self.speculative_num_steps)
         self.step_timeline = make_timeline()
+        self.adaptive: AdaptiveSteps | None = None
 
     def _init_as_eagle(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
@@ -93,12 +95,14 @@ class MTPWorker(EAGLEWorkerV2):
             self.seeds.give(batch)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
-        width = self.speculative_num_draft_tokens
-        sampling = BatchSampling(self.sampling_parts, batch, width, grammar_barrier)
-        phases = self._phases(len(batch.reqs), sampling)
+        verified = drafted = self.speculative_num_steps
+        if self.adaptive is not None:
+            verified, drafted = self.adaptive.begin(batch)
+        sampling = BatchSampling(self.sampling_parts, batch, verified + 1, grammar_barrier)
+        phases = self._phases(len(batch.reqs), sampling, verified, drafted)
         timeline = self.step_timeline
         result = speculative_step(
-            batch.spec_info.topk_index,
+            batch.spec_info.topk_index[:, : verified + 1].contiguous(),
             _requests_of(batch),
             phases if timeline is None else timeline.begin(phases),
             sampling,
@@ -109,19 +113,30 @@ class MTPWorker(EAGLEWorkerV2):
             timeline.finish(len(batch.reqs))
         return batch_result
 
-    def _phases(self, batch_size: int, sampling: BatchSampling) -> Phases:
+    def _phases(
+        self, batch_size: int, sampling: BatchSampling, verified: int, drafted: int
+    ) -> Phases:
         # Drafts that are drawn need the batch's own sampling parameters within the captured part.
         if self.captured_steps is not None and not sampling.draws_drafts:
             captured = self.captured_steps.that_holds(batch_size)
             if captured is not None:
                 return captured
-        return LaunchedPhases(MTPForwards(self.models), sampling.propose, self.step_constants)
+        skipped = None if self.adaptive is None else self.adaptive.skipped
+        constants = self.step_constants[verified]
+        return LaunchedPhases(
+            MTPForwards(self.models), sampling.propose, constants, drafted, skipped
+        )
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
+        if get_spec().speculative_adaptive:
+            self.adaptive = make_adaptive(self.speculative_num_steps, self.target_worker)
         if device_profile().captures_step and decodes_by_graphs():
             self.captured_steps = capture_steps(
-                self.models, self.sampling_parts, self.step_constants, self.page_size
+                self.models,
+                self.sampling_parts,
+                self.step_constants[self.speculative_num_steps],
+                self.page_size,
             )
 
     def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
@@ -130,14 +145,19 @@ class MTPWorker(EAGLEWorkerV2):
             self.sampling_parts.penalties.prefill(batch)
         if self.sampling_parts.relaxed is not None:
             self.sampling_parts.relaxed.prefill(batch)
+        if self.adaptive is not None:
+            self.adaptive.prefill(batch, self.models)
         return self._forward_prefill_batch(batch, *args)
 
     def on_verify_complete_cpu(
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
         """The scheduler has the accepted drafts of a step on the host."""
-        if self.acceptance_watchdog is not None:
-            self.acceptance_watchdog.record(num_correct_drafts_per_req)
+        accepted, num_drafts = num_correct_drafts_per_req, self.speculative_num_steps
+        if self.adaptive is not None:
+            num_drafts = self.adaptive.settle(accepted)
+        if self.acceptance_watchdog is not None and num_drafts > 0:
+            self.acceptance_watchdog.record(accepted, num_drafts)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         if self.acceptance_watchdog is not None:
@@ -173,9 +193,13 @@ class MTPWorker(EAGLEWorkerV2):
         )
 
     @cached_property
-    def step_constants(self) -> StepConstants:
+    def step_constants(self) -> list[StepConstants]:
+        """Of every K up to the largest."""
         max_batch_size = len(self.req_to_token_pool.req_to_token)
-        return StepConstants(self.speculative_num_steps, max_batch_size, self.device)
+        return [
+            StepConstants(k, max_batch_size, self.device)
+            for k in range(self.speculative_num_steps + 1)
+        ]
 
     @cached_property
     def _certain(self) -> torch.Tensor:
@@ -187,18 +211,19 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         logits_output = LogitsProcessorOutput(next_token_logits=result.logits)
         tokens, drawn_from = result.sampled.view(-1), sampling.next_draft_probs
+        candidates = result.candidates
+        if self.adaptive is not None:
+            candidates = lengthened(candidates, self.speculative_num_draft_tokens)
         if batch.return_logprob:
-            compute_spec_logprobs(
-                batch, logits_output, tokens, chain_stride=self.speculative_num_draft_tokens
-            )
+            compute_spec_logprobs(batch, logits_output, tokens, chain_stride=sampling.width)
         return GenerationBatchResult(
             logits_output=logits_output,
             next_token_ids=tokens,
             can_run_cuda_graph=isinstance(phases, CapturedPhases),
-            speculative_num_draft_tokens=self.speculative_num_draft_tokens,
+            speculative_num_draft_tokens=sampling.width,
             next_draft_input=EagleDraftInput(
                 topk_p=self._certain[: len(result.candidates)],
-                topk_index=result.candidates,
+                topk_index=candidates,
                 bonus_tokens=result.candidates[:, 0],
                 draft_probs=torch.stack(drawn_from, dim=1) if drawn_from else None,
             ),

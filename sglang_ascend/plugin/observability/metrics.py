@@ -52,6 +52,24 @@ class AcceptanceMetrics:
             self._totals[kind].inc()
 
 
+class DraftMetrics:
+    """K of an adaptive server's steps."""
+
+    def __init__(self) -> None:
+        labels = _scheduler_labels()
+        self.change = (
+            _metric(
+                "gauge",
+                "drafts_per_step",
+                "Tokens that a step drafts for each request.",
+                tuple(labels),
+                multiprocess_mode="mostrecent",
+            )
+            .labels(**labels)
+            .set
+        )
+
+
 class PhaseMetrics:
     """A histogram of each phase's time."""
 

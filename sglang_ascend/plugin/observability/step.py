@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sglang.srt.runtime_context import get_observability, get_parallel
 
 from sglang_ascend import env
-from sglang_ascend.plugin.observability.metrics import AcceptanceMetrics, PhaseMetrics
+from sglang_ascend.plugin.observability.metrics import AcceptanceMetrics, DraftMetrics, PhaseMetrics
 from sglang_ascend.speculative.acceptance_watchdog import AcceptanceWatchdog
 from sglang_ascend.speculative.timeline import HostClock, StepTimeline, StepTimes
 from sglang_ascend.speculative.trace_file import TraceFile
@@ -35,6 +35,13 @@ def make_timeline() -> StepTimeline | None:
     if folder is not None:
         sinks.append(TraceFile(folder, _process_name()).write)
     return StepTimeline(sinks, HostClock()) if sinks else None
+
+
+def make_draft_gauge() -> Callable[[int], None]:
+    """Told every K that comes into force."""
+    if not (_is_first_rank() and get_observability().enable_metrics):
+        return lambda num_drafts: None
+    return DraftMetrics().change
 
 
 def _is_first_rank() -> bool:

@@ -1,0 +1,1 @@
+"""Adaptive drafting on a server."""

@@ -1,0 +1,86 @@
+"""What the MTP layer has not seen: rows that were decoded without drafts, until it is asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+# Rows of one forward that catches up.
+MAX_ROWS = 2048
+
+# Runs the MTP layer on (positions, slots, tokens, hidden states) of rows that see only themselves.
+RunRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+
+class SkippedRows:
+    """Of every KV slot: whether it was skipped, the target's hidden state, and the next token.
+
+    The keys and values of the MTP layer's one decoder layer come from the row itself and from no
+    other row. So rows are caught up in any order, each as a request of one token, and a slot that
+    requests share, in the radix cache, once.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.hidden = torch.empty(num_slots, hidden_size, dtype=dtype, device=device)
+        self.next_tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.is_skipped = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self.any_kept = False  # since the start: a prompt may begin with slots that were skipped
+        self.is_behind = False  # the running requests have skipped rows
+        self.seconds_per_row = 0.0
+        self._clock = clock
+
+    def keep(self, slots: torch.Tensor, hidden: torch.Tensor, next_tokens: torch.Tensor) -> None:
+        """The rows of a forward after which nothing is drafted."""
+        self.hidden[slots] = hidden
+        self.next_tokens[slots] = next_tokens
+        self.is_skipped[slots] = True
+        self.any_kept = self.is_behind = True
+
+    def forget(self, slots: torch.Tensor) -> None:
+        """The MTP layer runs on these rows itself."""
+        if self.any_kept:
+            self.is_skipped[slots] = False
+
+    def slots_of(self, slot_table: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
+        """Which of the first ``lens`` positions of each request were skipped, int64 [n, 2] of
+        (request, position). Waits for the device."""
+        positions = torch.arange(slot_table.shape[1], device=slot_table.device)
+        return (self.is_skipped[slot_table] & (positions < lens[:, None])).nonzero()
+
+    def seconds_to_catch_up(self, slot_table: torch.Tensor, lens: torch.Tensor) -> float:
+        if not self.is_behind:
+            return 0.0
+        return len(self.slots_of(slot_table, lens)) * self.seconds_per_row
+
+    def catch_up(self, slot_table: torch.Tensor, lens: torch.Tensor, run: RunRows) -> None:
+        """Runs the MTP layer on what it skipped of the first ``lens`` positions of each request.
+
+        ``slot_table`` int64 [batch, max_len] is the slot of every position.
+        """
+        begun = self._clock()
+        skipped = self.slots_of(slot_table, lens)
+        if len(skipped) == 0:
+            return
+        for part in skipped.split(MAX_ROWS):
+            slots = slot_table[part[:, 0], part[:, 1]]
+            run(part[:, 1], slots, self.next_tokens[slots], self.hidden[slots])
+            self.forget(slots)
+        each = (self._clock() - begun) / len(skipped)
+        self.seconds_per_row = min(self.seconds_per_row or each, each)
+
+
+def slots_of_pages(block_table: torch.Tensor, page_size: int) -> torch.Tensor:
+    """Slot of every position of a table of pages."""
+    if page_size == 1:
+        return block_table
+    within = torch.arange(page_size, device=block_table.device)
+    return (block_table[..., None] * page_size + within).flatten(1)
