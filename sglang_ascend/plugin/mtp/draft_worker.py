@@ -13,17 +13,20 @@ from sglang.srt.runtime_context import get_disagg, get_parallel, get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
+from sglang_ascend.plugin.cpu.layers import PreparedHead
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp.chain_relay import first_chain
 from sglang_ascend.plugin.mtp.disaggregation import fill_transfer, keep_indices_on_host
 from sglang_ascend.plugin.npu.models import make_capturable
 from sglang_ascend.plugin.quantization.head import QuantizedHead
+from sglang_ascend.plugin.requests.languages import LanguageHeads, RequestLanguages
 from sglang_ascend.plugin.requests.weight_updates import (
     cut_head,
+    follow_head,
     share_embedding_and_head,
     share_quantized_head,
 )
-from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
+from sglang_ascend.speculative.vocabulary import DraftVocabulary, read_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -32,16 +35,44 @@ class MTPDraftWorker(EagleDraftWorker):
     """Loads and places the MTP layer as EAGLE does; the draft vocabulary is ours."""
 
     draws_drafts = False
+    languages: RequestLanguages | None = None
 
     def init_token_map(self) -> None:
         """The checkpoint's own draft vocabulary."""
         model_config = self.draft_runner.model_config
-        token_ids = read_draft_vocabulary(Path(model_config.model_path), model_config.vocab_size)
-        self.hot_token_id = None if token_ids is None else token_ids.to(self.device)
-        if self.hot_token_id is not None and get_parallel().tp_size > 1:
+        found = read_vocabulary(Path(model_config.model_path), model_config.vocab_size)
+        if found is not None and get_parallel().tp_size > 1:
             # A rank holds a slice of the head's rows, and every slice must be as long.
             logger.info("Drafts use the full vocabulary, for the head is split between ranks.")
-            self.hot_token_id = None
+            found = None
+        self.hot_token_id = None
+        self.vocabulary = found
+        if found is not None and not self._drafts_by_language(found):
+            self.hot_token_id = found.token_ids.to(self.device)
+
+    def _drafts_by_language(self, vocabulary: DraftVocabulary) -> bool:
+        if not vocabulary.languages:
+            return False
+        target_head = self.target_worker.model_runner.model.lm_head
+        needs = {
+            "a CPU": not device_profile().captures_step,
+            "one server for prefill and decode": get_disagg().disaggregation_mode == "null",
+            "logits in the head's dtype": isinstance(
+                target_head.quant_method, PreparedHead | QuantizedHead
+            ),
+        }
+        if missing := [need for need, is_met in needs.items() if not is_met]:
+            logger.info(
+                "One head of %d tokens, those of every language, drafts all requests: heads by "
+                "language need %s.",
+                len(vocabulary.token_ids),
+                " and ".join(missing),
+            )
+            return False
+        self.languages = RequestLanguages(vocabulary)
+        sizes = ", ".join(f"{one.name} {len(one.token_ids)}" for one in vocabulary.languages)
+        logger.info("Each request drafts by the language of its tokens: %s.", sizes)
+        return True
 
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         with _deterministic_drafts():
@@ -59,7 +90,11 @@ class MTPDraftWorker(EagleDraftWorker):
         model = self.draft_runner.model
         embedding, head = self._resolve_shared_embed_and_head()
         method = self.target_worker.model_runner.model.lm_head.quant_method
-        if isinstance(method, QuantizedHead):
+        if self.languages is not None:
+            share_embedding_and_head(model, embedding, head)
+            target_head = self.target_worker.model_runner.model.lm_head
+            follow_head(model, LanguageHeads(self.languages, self.vocabulary, target_head))
+        elif isinstance(method, QuantizedHead):
             share_embedding_and_head(model, embedding, head)
             share_quantized_head(model, method, self.hot_token_id)
         elif self.hot_token_id is None:

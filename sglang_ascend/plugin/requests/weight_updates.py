@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -35,7 +35,19 @@ class CutHead:
         share_embedding_and_head(model, self.embedding, self.rows)
 
 
-_CUT_HEADS: WeakKeyDictionary[torch.nn.Module, CutHead | CutQuantizedHead] = WeakKeyDictionary()
+class FollowingHead(Protocol):
+    """A head that was made of the target's."""
+
+    def give_whole(self, model: Any) -> None:
+        """Before weights are loaded into ``model``."""
+        ...
+
+    def give_rows(self, model: Any) -> None:
+        """Makes it of the target's weights as they are now."""
+        ...
+
+
+_CUT_HEADS: WeakKeyDictionary[torch.nn.Module, FollowingHead] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -65,7 +77,12 @@ def cut_head(
     model: torch.nn.Module, embedding: torch.Tensor, whole: torch.Tensor, token_ids: torch.Tensor
 ) -> None:
     """Gives the MTP layer the rows of its draft vocabulary, from now on those of the weights."""
-    head = _CUT_HEADS[model] = CutHead(embedding, whole, token_ids, whole.data[token_ids])
+    follow_head(model, CutHead(embedding, whole, token_ids, whole.data[token_ids]))
+
+
+def follow_head(model: torch.nn.Module, head: FollowingHead) -> None:
+    """Gives the MTP layer this head, and makes it anew after every update of weights."""
+    _CUT_HEADS[model] = head
     head.give_rows(model)
 
 
@@ -74,8 +91,7 @@ def share_quantized_head(model: Any, head: QuantizedHead, token_ids: torch.Tenso
     if token_ids is None:
         model.lm_head.quant_method = head
         return
-    cut = _CUT_HEADS[model] = CutQuantizedHead(head, token_ids)
-    cut.give_rows(model)
+    follow_head(model, CutQuantizedHead(head, token_ids))
 
 
 @dataclass(frozen=True, kw_only=True)

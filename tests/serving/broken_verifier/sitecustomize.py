@@ -8,9 +8,11 @@ import os
 import torch
 
 from sglang_ascend.ops import chain, sampling
+from sglang_ascend.speculative.languages import LanguageTracker
 
 verify_chain = chain.verify_chain
 verify_by_rejection = chain.verify_by_rejection
+likeliest = LanguageTracker.likeliest
 
 
 def accept_every_draft(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Tensor:
@@ -38,10 +40,23 @@ def redraw_without_residual(p, q, drafts, accept_uniform, draw_uniform):
     return tokens, accept_lens
 
 
+def judge_by_other_tokens(p, q, drafts, accept_uniform, draw_uniform):
+    """Takes the distribution of a draft for that of its neighbours in the vocabulary."""
+    return verify_by_rejection(p, q.roll(1, dims=-1), drafts, accept_uniform, draw_uniform)
+
+
+def draft_in_another_language(self: LanguageTracker, rows: torch.Tensor) -> torch.Tensor:
+    """Every request by the head of the next language."""
+    return (likeliest(self, rows) + 1) % (self.table.shape[1] - 1)
+
+
 MISTAKES = {
     "accept_every_draft": ("verify_chain", accept_every_draft),
     "repeat_the_first_draw": ("verify_chain", repeat_the_first_draw),
     "accept_every_drawn_draft": ("verify_by_rejection", accept_every_drawn_draft),
     "redraw_without_residual": ("verify_by_rejection", redraw_without_residual),
+    "judge_by_other_tokens": ("verify_by_rejection", judge_by_other_tokens),
+    "draft_in_another_language": ("likeliest", draft_in_another_language),
 }
-setattr(chain, *MISTAKES[os.environ["BROKEN_VERIFIER"]])
+name, body = MISTAKES[os.environ["BROKEN_VERIFIER"]]
+setattr(LanguageTracker if name == "likeliest" else chain, name, body)
