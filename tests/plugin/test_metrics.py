@@ -35,11 +35,14 @@ def collect():
 
 metrics._scheduler_labels = lambda: {"model_name": "m", "tp_rank": 0}
 acceptance, phases = metrics.AcceptanceMetrics(), metrics.PhaseMetrics()
+drafts = metrics.DraftMetrics(2)
 seen = [collect()]
 acceptance.change("collapsed", True)
 seen.append(collect())
 acceptance.change("collapsed", False)
 acceptance.change("perfect", True)
+drafts.add([4, 4], [3, 1])
+drafts.add([1, 0], [1, 0])
 phases.observe(StepTimes(8, (1.0, 1.5, 3.5, 3.75, 4.0, 4.125)))
 seen.append(collect())
 print(json.dumps(seen))
@@ -47,7 +50,7 @@ print(json.dumps(seen))
 
 
 def values(samples: list) -> dict[str, float]:
-    """By short name, with the kind or the phase."""
+    """By short name, with the kind, the phase or the position."""
     found = {}
     for name, labels, value in samples:
         assert name.startswith("sglang_ascend:")
@@ -73,6 +76,8 @@ def test_series_start_at_0_and_count_what_happens(tmp_path: Path) -> None:
         "acceptance_collapsed_total": 0,
         "acceptance_perfect_total": 0,
     } | {f"step_phase_seconds_{part} {phase}": 0 for part in ("sum", "count") for phase in phases}
+    kinds = ("drafts_total", "accepted_drafts_total")
+    at_rest |= {f"{kind} {position}": 0 for kind in kinds for position in (1, 2)}
     assert start == at_rest
     assert collapsed == at_rest | {
         "acceptance_alarm collapsed": 1,
@@ -84,4 +89,8 @@ def test_series_start_at_0_and_count_what_happens(tmp_path: Path) -> None:
         "acceptance_alarm perfect": 1,
         "acceptance_collapsed_total": 1,
         "acceptance_perfect_total": 1,
+        "drafts_total 1": 5,
+        "drafts_total 2": 4,
+        "accepted_drafts_total 1": 4,
+        "accepted_drafts_total 2": 1,
     } | {f"step_phase_seconds_sum {phase}": value for phase, value in seconds}

@@ -6,6 +6,7 @@ costs speed alone, so its tokens stay those of a server without speculation.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -33,6 +34,8 @@ NEW_TOKENS = 48
 EVERY_DRAFT_KEPT = "observed, every draft kept"
 OTHER_WEIGHTS = "observed, other MTP weights"
 NEXTN = "model.layers.4."
+NUM_DRAFTS = 3
+ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.sglang,
@@ -64,6 +67,8 @@ class Outcome:
     replies: list[Reply]
     seconds: float  # since before the servers started
     alarms: list[str]
+    rates: list[str]  # of drafts accepted, as logged
+    completion: dict  # counts of one more reply
     samples: list[Sample]
     trace: Path
 
@@ -121,9 +126,28 @@ def outcome(
     )
     seconds = time.monotonic() - started
     (trace,) = trace_folder.iterdir()
+    completion = completion_of(running[0], prompts[0])
     samples = samples_when_idle(running[0], trace)
-    alarms = alarms_in(running[0].log())
-    return Outcome(expected[0] if expected else [], replies, seconds, alarms, samples, trace)
+    log = running[0].log()
+    return Outcome(
+        expected[0] if expected else [],
+        replies,
+        seconds,
+        alarms_in(log),
+        re.findall(r"Drafts accepted by position: .*", log),
+        completion,
+        samples,
+        trace,
+    )
+
+
+def completion_of(server: LaunchedServer, prompt: list[int]) -> dict:
+    """What a reply of an OpenAI path says of its drafts."""
+    asked = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True}
+    answer = server.post(
+        "/v1/completions", model="default", return_spec_tokens_details=True, **asked
+    ).json()
+    return answer["sglext"]["spec_tokens_details"]
 
 
 def samples_when_idle(server: LaunchedServer, trace: Path) -> list[Sample]:
@@ -166,6 +190,45 @@ def test_a_healthy_server_raises_no_alarm_and_accounts_for_its_steps(
         "sglang:spec_accept_length"
     )
     print({phase: f"{1e3 * value / len(steps):.2f} ms" for phase, value in seconds.items()})
+
+    check_positions(outcome, num_rows)
+    check_dashboard({sample.name for sample in outcome.samples})
+
+
+def accepted_at_least(histogram: list[int]) -> list[int]:
+    """docs/observability.md: draft k was accepted in sum(histogram[k:]) steps."""
+    return [sum(histogram[k:]) for k in range(1, NUM_DRAFTS + 1)]
+
+
+def check_positions(outcome: Outcome, num_rows: int) -> None:
+    """The replies' own counts are the metrics' but for steps of requests that had just ended, which
+    no reply has; and one line is logged for each batch here."""
+    told = [reply.meta for reply in outcome.replies] + [outcome.completion]
+    histogram = "spec_correct_drafts_histogram"
+    assert outcome.completion[histogram] == outcome.replies[0].meta[histogram]
+    by_position = [accepted_at_least(meta[histogram]) for meta in told]
+    num_unseen = num_rows - sum(meta["spec_verify_ct"] for meta in told)
+    for k, counts in enumerate(zip(*by_position, strict=True), start=1):
+        assert outcome.value("drafts_total", position=str(k)) == num_rows
+        accepted = outcome.value("accepted_drafts_total", position=str(k))
+        assert sum(counts) <= accepted <= sum(counts) + num_unseen
+    assert sum(map(sum, by_position)) == sum(meta["spec_num_correct_drafts"] for meta in told)
+    assert len(outcome.rates) == len(steps_of(events_of(outcome.trace)))
+    print(outcome.rates[-1])
+
+
+def check_dashboard(served: set[str]) -> None:
+    """Each panel of docs/grafana.json asks for series that this server has, and for all of ours."""
+    panels = json.loads((ROOT / "docs" / "grafana.json").read_text())["panels"]
+    asked = {
+        name
+        for panel in panels
+        for target in panel["targets"]
+        for name in re.findall(r"sglang(?:_ascend)?:\w+", target["expr"])
+    }
+    assert asked <= served
+    assert {name for name in served if name.startswith("sglang_ascend:")} <= asked
+    assert all(panel["targets"] and panel["title"] for panel in panels)
 
 
 @pytest.mark.parametrize("variant", [OTHER_WEIGHTS])

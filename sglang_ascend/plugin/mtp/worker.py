@@ -28,7 +28,11 @@ from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
 from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.mtp.step_graphs import capture_steps, decodes_by_graphs
 from sglang_ascend.plugin.mtp.target import prepare_target
-from sglang_ascend.plugin.observability.step import make_timeline, make_watchdog
+from sglang_ascend.plugin.observability.step import (
+    make_acceptance_counts,
+    make_timeline,
+    make_watchdog,
+)
 from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
@@ -60,6 +64,7 @@ class MTPWorker(EAGLEWorkerV2):
         prepare_target(target_worker, self._draft_worker.draft_runner)
         self.seeds = RequestSeeds()
         self.acceptance_watchdog = make_watchdog(self.speculative_num_steps)
+        self.acceptance_counts = make_acceptance_counts(self.speculative_num_steps)
         self.step_timeline = make_timeline()
         self.adaptive: AdaptiveSteps | None = None
 
@@ -161,6 +166,8 @@ class MTPWorker(EAGLEWorkerV2):
             num_drafts = self.adaptive.settle(accepted)
         if self.acceptance_watchdog is not None and num_drafts > 0:
             self.acceptance_watchdog.record(accepted, num_drafts)
+        if self.acceptance_counts is not None:
+            self.acceptance_counts.record(accepted, num_drafts)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         if self.acceptance_watchdog is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sglang.srt.disaggregation.utils import DisaggregationMode
@@ -53,6 +54,28 @@ class AcceptanceMetrics:
 
 
 class DraftMetrics:
+    """Drafts proposed and accepted at each position of the chain, from 1."""
+
+    def __init__(self, num_drafts: int) -> None:
+        labels = _scheduler_labels()
+        names = (*labels, "position")
+        meaning = "Drafts {} at this position of the chain (1 is the first)."
+        drafted = _metric("counter", "drafts_total", meaning.format("proposed"), names)
+        accepted = _metric("counter", "accepted_drafts_total", meaning.format("accepted"), names)
+        self._positions = [
+            tuple(counter.labels(**labels, position=k) for counter in (drafted, accepted))
+            for k in range(1, num_drafts + 1)
+        ]
+
+    def add(self, num_drafted: Sequence[int], num_accepted: Sequence[int]) -> None:
+        """Of one step, by position."""
+        counts = zip(self._positions, num_drafted, num_accepted, strict=True)
+        for (drafted, accepted), of_drafted, of_accepted in counts:
+            drafted.inc(of_drafted)
+            accepted.inc(of_accepted)
+
+
+class DraftsPerStepMetrics:
     """K of an adaptive server's steps."""
 
     def __init__(self) -> None:

@@ -7,7 +7,13 @@ from collections.abc import Callable
 from sglang.srt.runtime_context import get_observability, get_parallel
 
 from sglang_ascend import env
-from sglang_ascend.plugin.observability.metrics import AcceptanceMetrics, DraftMetrics, PhaseMetrics
+from sglang_ascend.plugin.observability.metrics import (
+    AcceptanceMetrics,
+    DraftMetrics,
+    DraftsPerStepMetrics,
+    PhaseMetrics,
+)
+from sglang_ascend.speculative.acceptance_counts import AcceptanceCounts
 from sglang_ascend.speculative.acceptance_watchdog import AcceptanceWatchdog
 from sglang_ascend.speculative.timeline import HostClock, StepTimeline, StepTimes
 from sglang_ascend.speculative.trace_file import TraceFile
@@ -20,6 +26,17 @@ def make_watchdog(num_drafts: int) -> AcceptanceWatchdog | None:
     if get_observability().enable_metrics:
         return AcceptanceWatchdog(num_drafts, AcceptanceMetrics().change)
     return AcceptanceWatchdog(num_drafts)
+
+
+def make_acceptance_counts(num_drafts: int) -> AcceptanceCounts | None:
+    """As the watchdog: one for each replica."""
+    if not _is_first_rank():
+        return None
+    observability = get_observability()
+    interval = observability.decode_log_interval
+    if observability.enable_metrics:
+        return AcceptanceCounts(num_drafts, interval, DraftMetrics(num_drafts).add)
+    return AcceptanceCounts(num_drafts, interval)
 
 
 def make_timeline() -> StepTimeline | None:
@@ -41,7 +58,7 @@ def make_draft_gauge() -> Callable[[int], None]:
     """Told every K that comes into force."""
     if not (_is_first_rank() and get_observability().enable_metrics):
         return lambda num_drafts: None
-    return DraftMetrics().change
+    return DraftsPerStepMetrics().change
 
 
 def _is_first_rank() -> bool:
