@@ -34,6 +34,10 @@ class Step:
 
     start: int  # tokens of the request in the cache before it
     accepted: int  # drafts
+    # Where not every step has as many: the drafts of its chain, and how long it was verified, its
+    # last token repeated.
+    drafted: int | None = None
+    verified: int | None = None
 
     @property
     def end(self) -> int:
@@ -127,12 +131,22 @@ class AcceptanceOracle:
         of_wanted[..., self.drafted] = logits
         behind = top[..., 0] - of_wanted.gather(2, wanted[..., None])[..., 0]
         lead = top[..., 0] - top[..., 1]
-        # A prefill drafts one token, and the rest of its chain repeats it.
-        repeats = torch.tensor(first)[:, None] & (torch.arange(self.num_steps) > 0)
-        same = wanted == wanted[:, :1]
+        # A chain repeats its last token where it has fewer: a prefill drafts one.
+        places, drafted = torch.arange(self.num_steps), self._drafted(steps, first)
+        last = torch.tensor(tokens)[(slots + 1 + drafted).clamp(max=len(tokens) - 1)]
+        repeats = places >= drafted[:, None]
+        same = wanted == last[:, None]
         behind = torch.where(repeats, torch.where(same, 0.0, torch.inf), behind)
         lead = torch.where(repeats, torch.inf, lead)
+        verified = [self.num_steps if step.verified is None else step.verified for step in steps]
+        is_known &= places < torch.tensor(verified)[:, None]
         return lead.masked_fill(~is_known, torch.nan), behind.masked_fill(~is_known, torch.nan)
+
+    def _drafted(self, steps: Sequence[Step], first: list[bool]) -> Tensor:
+        """Drafts of each step's chain, before its last token is repeated."""
+        full = [self.num_steps if step.drafted is None else step.drafted for step in steps]
+        pairs = zip(full, first, strict=True)
+        return torch.tensor([1 if is_first else number for number, is_first in pairs])
 
 
 def firsts_of(prompt: Sequence[int], tokens: list[int], steps: Sequence[Step]) -> list[bool]:

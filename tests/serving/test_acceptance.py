@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from acceptance_oracle import AcceptanceOracle, Judgement
 from launched_server import LaunchedServer, ServerConfig, Tokens, greedy
-from server_pairs import MODELS, TEST_TIMEOUT_S
+from server_pairs import MODELS, TEST_TIMEOUT_S, plain_and_mtp
 from server_pool import ServerPool
 from serving_prompts import lossless_mix
 from watched_acceptance import Answer, ask, judge, mistaken, watched
@@ -146,3 +146,28 @@ def test_every_step_of_many(
     judgement = judge(oracle, answers)
     check(judgement, least_steps=len(answers) * NEW_TOKENS[model] // 4)
     assert judgement.num_first > len(answers), "some request was retracted"
+
+
+@nano_deepseek
+def test_every_step_accepts_what_the_definition_gives_whatever_k_it_has(
+    servers: ServerPool,
+    model_folder: Path,
+    folder: Path,
+    prompts: Prompts,
+    oracle: AcceptanceOracle,
+) -> None:
+    """Most steps draft nothing, so that the layer is shown later what it skipped; and where it is
+    not, that is found."""
+    _, mtp = plain_and_mtp(model_folder, mtp_flags=("--speculative-adaptive",))
+    config = watched(mtp, folder, "forced_drafts", FORCED_DRAFTS="0,0,0,0,3,3,1,0,0,2,3,0,1,1,2")
+    (server,) = servers.get_flushed(config)
+    chosen = prompts[::8]
+    judgement = judge(oracle, ask_twice(server, folder, chosen, 48))
+    print(judgement)
+    assert judgement.wrong == () and judgement.num_steps >= 1500
+    assert judgement.num_ties <= NUM_TIES * judgement.num_steps
+    server.flush_cache()
+    with mistaken(folder, "not_caught_up"):
+        found = judge(oracle, ask(server, folder, chosen, greedy(48), CONCURRENCY))
+    print(f"not caught up: {found}")
+    assert found.wrong

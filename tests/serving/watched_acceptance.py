@@ -18,15 +18,20 @@ ROOT = Path(__file__).parents[2]
 PARTS = (ROOT / "benchmarks" / "server_parts", Path(__file__).parent / "watched_drafts", ROOT)
 
 
-def watched(config: ServerConfig, folder: Path) -> ServerConfig:
-    """`config`, which tells in `folder` what it accepted, and makes the mistake that is asked for
-    there."""
-    variables = {
+def with_parts(config: ServerConfig, *parts: str, **variables: str) -> ServerConfig:
+    """`config` with parts of watched_drafts/, which read the variables."""
+    variables |= {
         "PYTHONPATH": os.pathsep.join(map(str, PARTS)),
-        "BENCHMARK_PARTS": "record_acceptance,mistaken_drafts",
-        "ACCEPTANCE": str(folder),
+        "BENCHMARK_PARTS": ",".join(parts),
     }
     return replace(config, variables=(*config.variables, *variables.items()))
+
+
+def watched(config: ServerConfig, folder: Path, *parts: str, **variables: str) -> ServerConfig:
+    """`config`, which tells in `folder` what it accepted, and makes the mistake that is asked for
+    there."""
+    parts = ("record_acceptance", "mistaken_drafts", *parts)
+    return with_parts(config, *parts, ACCEPTANCE=str(folder), **variables)
 
 
 @contextmanager
@@ -75,13 +80,23 @@ def recorded(folder: Path) -> dict[str, list[Step]]:
     """By request; every process that decodes must have counted the same."""
     found = []
     for path in sorted(folder.glob("*.steps")):
-        steps = defaultdict(list)
+        steps, chains = defaultdict(list), chains_of(path.with_suffix(".chains"))
         for line in path.read_text().splitlines():
             name, end, accepted = line.split()
-            steps[name].append(Step(int(end) - int(accepted) - 1, int(accepted)))
+            chain = next(chains[name]) if chains else ()
+            steps[name].append(Step(int(end) - int(accepted) - 1, int(accepted), *chain))
         found.append(steps)
     assert all(steps == found[0] for steps in found[1:])
     return found[0]
+
+
+def chains_of(path: Path) -> dict[str, Iterator[list[int]]]:
+    """Of an adaptive server, by request: (drafts, verified) of each of its steps."""
+    chains = defaultdict(list)
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, *chain = line.split()
+        chains[name].append([int(number) for number in chain])
+    return {name: iter(of_request) for name, of_request in chains.items()}
 
 
 def judge(oracle: AcceptanceOracle, answers: Sequence[Answer]) -> Judgement:

@@ -36,9 +36,20 @@ def keys_not_written(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
     return nowhere if is_first else rows, hidden
 
 
+def not_caught_up(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
+    """Of what was decoded without drafts too, which the layer is shown one row at a time."""
+    nowhere = replace(rows, slots=torch.full_like(rows.slots, PADDING))
+    return nowhere if is_first and rows.metadata.query_len == 1 else rows, hidden
+
+
 MISTAKES = {
     mistake.__name__: mistake
-    for mistake in (hidden_of_the_row_before, position_of_the_row_before, keys_not_written)
+    for mistake in (
+        hidden_of_the_row_before,
+        position_of_the_row_before,
+        keys_not_written,
+        not_caught_up,
+    )
 }
 
 

@@ -1,0 +1,42 @@
+"""The K of every step of an adaptive server is given, and what each step verifies is written down.
+
+$FORCED_DRAFTS is "random", or the K of step 1, 2, ..., which begins again at its end. With
+$ACCEPTANCE each process appends to a file of its own there, for each request and step, the
+request's id, the drafts of its chain, and the chain's length with the repetitions at its end.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
+
+GIVEN = os.environ["FORCED_DRAFTS"]
+rng = random.Random(11)
+schedule = cycle([] if GIVEN == "random" else map(int, GIVEN.split(",")))
+
+
+def choose(drafts: AdaptiveDrafts, *args: Any) -> int:
+    return rng.randint(0, drafts.max_drafts) if GIVEN == "random" else next(schedule)
+
+
+def begin(original: Any, adaptive: Any, batch: Any) -> tuple[int, int]:
+    """Around ``AdaptiveSteps.begin``."""
+    in_chains = adaptive.in_chains
+    verified, drafted = original(adaptive, batch)
+    with (Path(os.environ["ACCEPTANCE"]) / f"{os.getpid()}.chains").open("a") as file:
+        file.writelines(f"{req.rid} {in_chains} {verified}\n" for req in batch.reqs)
+    return verified, drafted
+
+
+def install() -> None:
+    AdaptiveDrafts.choose = choose
+    if "ACCEPTANCE" in os.environ:
+        target = "sglang_ascend.plugin.mtp.adaptive.steps.AdaptiveSteps.begin"
+        HookRegistry.register(target, begin, HookType.AROUND)
