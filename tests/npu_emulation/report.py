@@ -37,6 +37,8 @@ class Report:
     names: dict[str, str]
     tokens: list[list[int]] = field(default_factory=list)
     cached_tokens: list[int] = field(default_factory=list)
+    # Of each request, a pair for each verification: tokens in the cache before it, drafts accepted.
+    accepted: list[list[list[int]]] = field(default_factory=list)
     iterations: list[Iteration] = field(default_factory=list)
     not_counted: dict[str, int] = field(default_factory=dict)  # launches that need CANN
     left_undone: list[str] = field(default_factory=list)  # calls of CANN that did nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ class CountedLoop:
         self.scheduler, self.waves, self.wave = scheduler, iter(waves), -1
         self.iterations: list[Iteration] = []
         self.requests: list[Any] = []  # SGLang's
+        self.accepted = record_acceptance()
         self._turn: Iterator[None] | None = None
         self._batch: tuple[str, int] | None = None
         self._idle = 0
@@ -108,6 +110,7 @@ def serve(
         names(scheduler),
         tokens=[list(request.output_ids_through_stop) for request in loop.requests],
         cached_tokens=[request.cached_tokens for request in loop.requests],
+        accepted=[loop.accepted[request.rid] for request in loop.requests],
         iterations=loop.iterations,
         not_counted=dict(numerics.not_counted),
         left_undone=left_undone(),
@@ -134,6 +137,23 @@ def started(arguments: Sequence[str]) -> Any:
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, gpu_id=rank))
     scheduler.configure_scheduler_process(server_args, rank, display_tp_rank=rank)
     return scheduler.Scheduler(server_args, ports)
+
+
+def record_acceptance() -> dict[str, list[list[int]]]:
+    """By request, a pair for each step that SGLang counts from now on: tokens in the cache before
+    it, drafts accepted."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    accepted: dict[str, list[list[int]]] = defaultdict(list)
+    count = Req.update_spec_correct_drafts_histogram
+
+    def counted_and_recorded(request: Any, num_accepted: int) -> None:
+        count(request, num_accepted)
+        start = request.kv.kv_committed_len - num_accepted - 1
+        accepted[request.rid].append([start, num_accepted])
+
+    Req.update_spec_correct_drafts_histogram = counted_and_recorded
+    return accepted
 
 
 def names(scheduler: Any) -> dict[str, str]:

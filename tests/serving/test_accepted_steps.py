@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from acceptance_oracle import AcceptanceOracle, Judgement
 from launched_server import LaunchedServer, ServerConfig, Tokens, greedy
 from server_pairs import MODELS, TEST_TIMEOUT_S, plain_and_mtp
 from server_pool import ServerPool
-from serving_prompts import lossless_mix
+from serving_prompts import lossless_mix, token_stream
 from watched_acceptance import Answer, ask, judge, mistaken, watched
 
 CONCURRENCY = 16
@@ -27,6 +28,9 @@ NUM_TIES = 1 / 1000  # of the steps, at most
 # Tokens that the pool holds: those of a few requests only.
 POOL = {1: 2048, 16: 2048, 128: 6144}
 CHUNK = {1: 64, 16: 64, 128: 128}
+NEAR_THE_END = 160  # tokens of a reply that ends where the model does
+# Of a model's length, those that SGLang leaves to the drafts of a request.
+RESERVED = 5
 
 Prompts = list[list[int]]
 
@@ -171,3 +175,46 @@ def test_every_step_accepts_what_the_definition_gives_whatever_k_it_has(
         found = judge(oracle, ask(server, folder, chosen, greedy(48), CONCURRENCY))
     print(f"not caught up: {found}")
     assert found.wrong
+
+
+@both_models
+@pytest.mark.slow
+def test_to_the_model_s_maximum_length(
+    servers: ServerPool,
+    model_folder: Path,
+    folder: Path,
+    tokenizer,
+    held_out_prompts,
+    oracle: AcceptanceOracle,
+) -> None:
+    length = oracle.model.config.max_position_embeddings - RESERVED
+    config = ServerConfig(model_folder, mtp=True, flags=("--max-total-tokens", str(3 * length)))
+    (server,) = servers.get(watched(config, folder))
+    texts = [text for part in held_out_prompts.values() for text in part]
+    stream = token_stream(tokenizer, texts, length)
+    # All but the first find most of their tokens cached.
+    prompts = [[*stream[: length - NEAR_THE_END - i], *stream[i : 2 * i]] for i in (0, 9, 40, 77)]
+    answers = ask(server, folder, prompts, greedy(NEAR_THE_END), 1)
+    for answer in answers:
+        assert len(answer.prompt) + len(answer.reply.tokens) == length
+    judgement = judge(oracle, answers)
+    print(judgement)
+    assert judgement.wrong == ()
+    assert judgement.num_ties <= 1
+
+
+@nano_deepseek
+@pytest.mark.slow
+def test_two_ranks(
+    servers: ServerPool,
+    model_folder: Path,
+    folder: Path,
+    prompts: Prompts,
+    oracle: AcceptanceOracle,
+) -> None:
+    config = small_pool(model_folder, page_size=16)
+    config = replace(config, flags=(*config.flags, "--tp-size", "2"))
+    (server,) = servers.get(watched(config, folder))
+    answers = ask_twice(server, folder, prompts[::2], 48)
+    assert len(list(folder.glob("*.steps"))) == 2
+    check(judge(oracle, answers), least_steps=2000)
