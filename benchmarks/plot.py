@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sglang_ascend.bench.figures.svg import MTP, PLAIN, Panel, document, text
+from sglang_ascend.svg import MTP, PLAIN, Panel, document, text
 
 ROOT = Path(__file__).parents[1]
 WIDTH, HEIGHT, LEFT = 760, 300, 50

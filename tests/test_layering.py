@@ -25,19 +25,20 @@ TABLE: dict[str, set[str]] = {
     "__init__": set(),
     "torchvision_ops": set(),
     "env": set(),
-    "bench": {"models"},
+    "svg": set(),
+    "bench": {"models", "svg"},
     "ops": {"env"},
     "sampling": {"ops"},
     "attention": {"ops"},
-    "speculative": {"ops", "attention", "sampling"},
+    "speculative": {"ops", "attention", "sampling", "svg"},
     "checkpoint": set(),
     "quantization": {"ops", "checkpoint"},
     "models": {"env"},
-    "training": {"bench", "checkpoint", "speculative"},
+    "training": {"bench", "checkpoint", "speculative", "svg"},
     "ptq": {"checkpoint", "quantization", "training"},
     "verify": {"env", "ops", "bench"},
 }
-TABLE["plugin"] = TABLE.keys() - {"__init__", "bench", "training", "ptq", "verify"}
+TABLE["plugin"] = TABLE.keys() - {"__init__", "svg", "bench", "training", "ptq", "verify"}
 TABLE["cli"] = TABLE.keys() - {"__init__"}
 TABLE["__main__"] = {"cli"}
 

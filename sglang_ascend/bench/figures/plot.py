@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sglang_ascend.bench.figures.svg import MTP, OTHERS, PLAIN, Bars, Panel, document, text
+from sglang_ascend.svg import MTP, OTHERS, PLAIN, Bars, Panel, document, text
 
 WIDTH, HEIGHT, LEFT, GAP = 960, 560, 40, 40
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ascend.speculative.adaptive.value import StepCosts, expected_tokens, speedups
+from sglang_ascend.svg import INK, document, line, text
 
 
 class PlanError(ValueError):
@@ -129,27 +130,14 @@ def draw(plan: Plan) -> str:
     def lines() -> Iterable[str]:
         for k in range(len(plan.rows[0].speedups)):
             points = [point(place, row.speedups[k]) for place, row in enumerate(plan.rows)]
-            joined = " ".join(f"{x:.0f},{y:.1f}" for x, y in points)
             color = COLORS[k % len(COLORS)]
-            yield f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="2"/>'
+            yield line(points, color)
             x, y = points[-1]
-            yield _text(x + 8, y + 4, f"K = {k}", f'fill="{color}"')
+            yield text(x + 8, y + 4, f"K = {k}", color=color)
         for place, row in enumerate(plan.rows):
             x, y = point(place, row.speedups[row.best])
-            yield f'<circle cx="{x:.0f}" cy="{y:.1f}" r="4" fill="none" stroke="#374151"/>'
-            yield _text(x, HEIGHT - BOTTOM + 18, str(row.batch), 'text-anchor="middle"')
+            yield f'<circle cx="{x:.0f}" cy="{y:.1f}" r="4" fill="none" stroke="{INK}"/>'
+            yield text(x, HEIGHT - BOTTOM + 18, str(row.batch), 'text-anchor="middle"')
 
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-            _text(LEFT, 20, "predicted speed-up of K drafts by batch size (best: circle)"),
-            *lines(),
-            "</svg>\n",
-        ]
-    )
-
-
-def _text(x: float, y: float, words: str, style: str = 'fill="#374151"') -> str:
-    font = 'font-family="sans-serif" font-size="12"'
-    return f'<text x="{x:.0f}" y="{y:.0f}" {font} {style}>{words}</text>'
+    title = "predicted speed-up of K drafts by batch size (best: circle)"
+    return document(WIDTH, HEIGHT, title, [text(LEFT, 20, title), *lines()])

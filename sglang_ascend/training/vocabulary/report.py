@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from html import escape
 
 from rich.table import Table
 
+from sglang_ascend.svg import document, line, text
 from sglang_ascend.training.vocabulary.rankings import SIZES, Counts
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 400, 60, 150, 50, 50
@@ -38,32 +38,25 @@ def _short(size: int) -> str:
 
 def plot(counts: Counts) -> str:
     """SVG: a line for each language, coverage over the number of tokens."""
-    lines = {name: line for name in counts.languages() if (line := counts.coverage(name))}
+    lines = {name: found for name in counts.languages() if (found := counts.coverage(name))}
     sizes = [size for size in SIZES if size <= counts.vocab_size]
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'font-family="sans-serif" font-size="12" fill="#374151">',
-        "<title>Share of held-out tokens among the most frequent ones, by language</title>",
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        _text(LEFT, 24, "held-out tokens that a draft vocabulary of so many tokens covers"),
-        *_axes(sizes),
-    ]
-    for number, (name, line) in enumerate(lines.items()):
+    title = "held-out tokens that a draft vocabulary of so many tokens covers"
+    parts = [text(LEFT, 24, title), *_axes(sizes)]
+    for number, (name, shares) in enumerate(lines.items()):
         hue = 360 * number // max(1, len(lines))
         color = f"hsl({hue},65%,42%)"
-        points = " ".join(f"{_x(size, sizes):.1f},{_y(share):.1f}" for size, share in line.items())
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
-        parts.append(_text(WIDTH - RIGHT + 12, TOP + 12 + 16 * number, name, f'fill="{color}"'))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        parts.append(line(((_x(size, sizes), _y(share)) for size, share in shares.items()), color))
+        parts.append(text(WIDTH - RIGHT + 12, TOP + 12 + 16 * number, name, color=color))
+    return document(WIDTH, HEIGHT, title, parts)
 
 
 def _axes(sizes: list[int]) -> Iterable[str]:
     for size in sizes:
-        yield _text(_x(size, sizes), HEIGHT - BOTTOM + 18, _short(size), 'text-anchor="middle"')
+        yield text(_x(size, sizes), HEIGHT - BOTTOM + 18, _short(size), 'text-anchor="middle"')
     for share in (0.5, 0.6, 0.7, 0.8, 0.9, 1.0):
         y = _y(share)
         yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e5e7eb"/>'
-        yield _text(LEFT - 8, y + 4, f"{share:.0%}", 'text-anchor="end"')
+        yield text(LEFT - 8, y + 4, f"{share:.0%}", 'text-anchor="end"')
 
 
 def _x(size: int, sizes: list[int]) -> float:
@@ -74,7 +67,3 @@ def _x(size: int, sizes: list[int]) -> float:
 def _y(share: float) -> float:
     inside = max(share, LOWEST) - LOWEST
     return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * inside / (1 - LOWEST)
-
-
-def _text(x: float, y: float, words: str, style: str = "") -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" {style}>{escape(words)}</text>'

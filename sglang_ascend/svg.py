@@ -1,4 +1,4 @@
-"""Bars as SVG text: enough for a figure's plot, and nothing to install."""
+"""Bars and lines as SVG text: enough for a plot, and nothing to install."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+INK = "#374151"
 PLAIN, MTP = "#9aa5b1", "#2563eb"
 OTHERS = ("#0d9488", "#d97706", "#9333ea", "#dc2626", "#4d7c0f", "#0369a1", "#be185d")
 TOP, BOTTOM = 60, 48  # of a panel: its title and the bars' values, the groups' names
@@ -38,9 +39,14 @@ class Panel:
             yield text(left + 0.35 * width, base + 16, name, 'text-anchor="middle"')
 
 
-def text(x: float, y: float, words: str, style: str = "") -> str:
-    font = 'font-family="sans-serif" font-size="12" fill="#374151"'
+def text(x: float, y: float, words: str, style: str = "", color: str = INK) -> str:
+    font = f'font-family="sans-serif" font-size="12" fill="{color}"'
     return f'<text x="{x:.0f}" y="{y:.0f}" {font} {style}>{escape(words)}</text>'
+
+
+def line(points: Iterable[tuple[float, float]], color: str) -> str:
+    joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="2"/>'
 
 
 def document(width: int, height: int, title: str, parts: Iterable[str]) -> str:
