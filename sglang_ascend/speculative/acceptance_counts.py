@@ -48,7 +48,9 @@ class AcceptanceCounts:
             return
         in_step = self._num_drafts if num_drafts is None else num_drafts
         drafted = [len(accepted) if k < in_step else 0 for k in range(self._num_drafts)]
-        found = accepted_by_position(accepted, self._num_drafts)
+        # A chain that was verified beyond its drafts may be right there too, as none of them.
+        of_drafts = [min(count, in_step) for count in accepted]
+        found = accepted_by_position(of_drafts, self._num_drafts)
         self._on_step(drafted, found)
         self._num_batches += 1
         for totals, new in ((self._drafted, drafted), (self._accepted, found)):

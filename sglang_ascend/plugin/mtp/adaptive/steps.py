@@ -47,7 +47,7 @@ class AdaptiveSteps:
         on_change: Callable[[int], None] = lambda num_drafts: None,
     ) -> None:
         self.policy, self.skipped = AdaptiveDrafts(max_drafts), skipped
-        self.max_drafts = self.in_chains = max_drafts
+        self.in_chains = max_drafts
         self._on_change = on_change
         self._timed: _Timed | None = None
         # Steps whose accepted drafts the scheduler has not told yet: batch size and drafts.
