@@ -15,11 +15,14 @@ from pathlib import Path
 
 import pytest
 from acceptance_oracle import AcceptanceOracle, Judgement
+from disaggregated import Disaggregated, prefill_and_decode
 from launched_server import LaunchedServer, ServerConfig, Tokens, greedy
 from server_pairs import MODELS, TEST_TIMEOUT_S, plain_and_mtp
 from server_pool import ServerPool
 from serving_prompts import lossless_mix, token_stream
-from watched_acceptance import Answer, ask, judge, mistaken, watched
+from watched_acceptance import Answer, ask, judge, mistaken, watched, with_parts
+
+from benchmarks.server import free_port
 
 CONCURRENCY = 16
 NEW_TOKENS = {"nano-deepseek": 96, "smollm2-mtp": 48}
@@ -82,7 +85,7 @@ def small_pool(model: Path, page_size: int) -> ServerConfig:
 
 
 def ask_twice(
-    server: LaunchedServer, folder: Path, prompts: Prompts, new_tokens: int
+    server: LaunchedServer | Disaggregated, folder: Path, prompts: Prompts, new_tokens: int
 ) -> list[Answer]:
     """The prompts, then each with its reply and a few more tokens behind it."""
     first = ask(server, folder, prompts, greedy(new_tokens), CONCURRENCY)
@@ -218,3 +221,27 @@ def test_two_ranks(
     answers = ask_twice(server, folder, prompts[::2], 48)
     assert len(list(folder.glob("*.steps"))) == 2
     check(judge(oracle, answers), least_steps=2000)
+
+
+@nano_deepseek
+@pytest.mark.slow
+def test_behind_a_transfer(
+    servers: ServerPool,
+    model_folder: Path,
+    folder: Path,
+    prompts: Prompts,
+    oracle: AcceptanceOracle,
+) -> None:
+    """A prompt's cache of the layer comes from another server; and where it comes empty, that is
+    found."""
+    port = free_port()
+    prefill, decode = prefill_and_decode(model_folder, port)
+    running = servers.get(prefill, watched(decode, folder))
+    check(judge(oracle, ask_twice(Disaggregated(*running, port), folder, prompts, 48)), 5000)
+    assert not running[0].logged_batch_sizes("Decode")
+
+    running = servers.get(with_parts(prefill, "prompts_forgotten"), watched(decode, folder))
+    answers = ask(Disaggregated(*running, port), folder, prompts[::8], greedy(48), CONCURRENCY)
+    found = judge(oracle, answers)
+    print(f"prompts forgotten: {found}")
+    assert found.wrong
