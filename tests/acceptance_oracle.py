@@ -144,9 +144,10 @@ class AcceptanceOracle:
 
     def _drafted(self, steps: Sequence[Step], first: list[bool]) -> Tensor:
         """Drafts of each step's chain, before its last token is repeated."""
-        full = [self.num_steps if step.drafted is None else step.drafted for step in steps]
-        pairs = zip(full, first, strict=True)
-        return torch.tensor([1 if is_first else number for number, is_first in pairs])
+        usual = [1 if is_first else self.num_steps for is_first in first]
+        told = [step.drafted for step in steps]
+        pairs = zip(told, usual, strict=True)
+        return torch.tensor([other if number is None else number for number, other in pairs])
 
 
 def firsts_of(prompt: Sequence[int], tokens: list[int], steps: Sequence[Step]) -> list[bool]:

@@ -163,14 +163,16 @@ def test_every_step_accepts_what_the_definition_gives_whatever_k_it_has(
     prompts: Prompts,
     oracle: AcceptanceOracle,
 ) -> None:
-    """Most steps draft nothing, so that the layer is shown later what it skipped; and where it is
-    not, that is found."""
+    """Most steps draft nothing and some prompts are skipped, so that the layer is shown later what
+    it has not seen; and where it is not, that is found."""
     _, mtp = plain_and_mtp(model_folder, mtp_flags=("--speculative-adaptive",))
     config = watched(mtp, folder, "forced_drafts", FORCED_DRAFTS="0,0,0,0,3,3,1,0,0,2,3,0,1,1,2")
     (server,) = servers.get_flushed(config)
     chosen = prompts[::8]
-    judgement = judge(oracle, ask_twice(server, folder, chosen, 48))
+    answers = ask_twice(server, folder, chosen, 48)
+    judgement = judge(oracle, answers)
     print(judgement)
+    assert {answer.steps[0].drafted for answer in answers} == {0, 1}
     assert judgement.wrong == () and judgement.num_steps >= 1500
     assert judgement.num_ties <= NUM_TIES * judgement.num_steps
     server.flush_cache()

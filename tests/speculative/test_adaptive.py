@@ -150,6 +150,17 @@ def test_the_k_in_force_follows_acceptance_that_changes():
     assert drafts.in_force == 3
 
 
+@pytest.mark.parametrize(("before", "after", "best"), [(1, 128, 0), (128, 1, 3)])
+def test_a_batch_of_new_requests_has_the_best_k_at_once(before, after, best):
+    drafts = AdaptiveDrafts(MAX_DRAFTS)
+    for batch in (after, before):
+        list(serve(drafts, Machine(), repeat((batch, 500), 500)))
+    assert drafts.in_force == MAX_DRAFTS - best
+    drafts.start_anew(after, 500)
+    assert drafts.in_force == best
+    assert drafts.drafts_behind_prompts() == (best > 0)
+
+
 # The batch goes to and fro across the point where drafts cease to pay.
 OSCILLATIONS = {
     "every step": lambda: (4 if i % 2 else 24 for i in range(10_000)),

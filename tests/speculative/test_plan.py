@@ -70,6 +70,7 @@ def test_a_table_and_a_plot_are_for_people(costs: Path, tmp_path: Path) -> None:
         (("--target-ms", "0", "--acceptance", "0.5"), "no time"),
         (("--costs", "COSTS", "--max-drafts", "3"), "--max-drafts"),
         (("--costs", "NOWHERE"), "NOWHERE"),
+        (("--target-ms", "9", "--acceptance", "0.5", "--plot", "NOWHERE/plan.svg"), "NOWHERE"),
     ],
 )
 def test_what_is_no_plan_is_refused_in_one_sentence(

@@ -11,6 +11,7 @@ import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.runtime_context import get_disagg, get_parallel, get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
+from sglang.srt.speculative.eagle_utils import _eagle_prefill_tail_tokens
 from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 from sglang_ascend.plugin.cpu.layers import PreparedHead
@@ -26,6 +27,7 @@ from sglang_ascend.plugin.requests.weight_updates import (
     share_embedding_and_head,
     share_quantized_head,
 )
+from sglang_ascend.speculative.skipped import SkippedRows
 from sglang_ascend.speculative.vocabulary import DraftVocabulary, read_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ class MTPDraftWorker(EagleDraftWorker):
 
     draws_drafts = False
     languages: RequestLanguages | None = None
+    skipped: SkippedRows | None = None  # takes the rows of the prefill, which drafts nothing
 
     def init_token_map(self) -> None:
         """The checkpoint's own draft vocabulary."""
@@ -119,15 +122,23 @@ class MTPDraftWorker(EagleDraftWorker):
         raise RuntimeError("the MTP worker drafts inside speculative_step, not through draft().")
 
     def _draft_extend_for_prefill(
-        self, batch: ScheduleBatch, *args: Any, **kwargs: Any
+        self,
+        batch: ScheduleBatch,
+        target_hidden_states: torch.Tensor,
+        next_token_ids: torch.Tensor,
+        *args: Any,
+        **kwargs: Any,
     ) -> EagleDraftInput:
         """As EAGLE's, and relayed as a step relays: [last emitted token, draft 1, ..., draft K].
 
         Prefill owns no slots behind the prompt, so only draft 1 is drafted; the rest of the first
         chain repeats it, and the first step's verification drops what is wrong.
         """
+        given = (batch, target_hidden_states, next_token_ids)
+        if self.skipped is not None:
+            return self._without_drafts(self.skipped, *given)
         with _deterministic_drafts():
-            draft_input = super()._draft_extend_for_prefill(batch, *args, **kwargs)
+            draft_input = super()._draft_extend_for_prefill(*given, *args, **kwargs)
         first = draft_input.topk_index
         if self.draws_drafts:
             # The repeated draft was not drawn: its distribution is a point mass.
@@ -146,6 +157,26 @@ class MTPDraftWorker(EagleDraftWorker):
             if device_profile().emulates:
                 keep_indices_on_host(batch)
         return draft_input
+
+    def _without_drafts(
+        self,
+        skipped: SkippedRows,
+        batch: ScheduleBatch,
+        hidden: torch.Tensor,
+        next_token_ids: torch.Tensor,
+    ) -> EagleDraftInput:
+        """The last emitted token alone, repeated: the MTP layer sees the prompt when it drafts."""
+        # Slot i pairs the hidden state of token i with token i + 1.
+        next_tokens = batch.input_ids.roll(-1)
+        last_rows = torch.tensor(batch.extend_lens, device=hidden.device).cumsum(0) - 1
+        next_tokens[last_rows] = _eagle_prefill_tail_tokens(batch, next_token_ids)
+        skipped.keep(batch.out_cache_loc, hidden, next_tokens)
+        bonus = next_token_ids.long()
+        return EagleDraftInput(
+            topk_p=torch.ones_like(bonus, dtype=torch.float32)[:, None],
+            topk_index=first_chain(bonus, bonus, self.speculative_num_steps),
+            bonus_tokens=next_token_ids,
+        )
 
 
 def _deterministic_drafts() -> AbstractContextManager[Any]:

@@ -151,7 +151,7 @@ class MTPWorker(EAGLEWorkerV2):
         if self.sampling_parts.relaxed is not None:
             self.sampling_parts.relaxed.prefill(batch)
         if self.adaptive is not None:
-            self.adaptive.prefill(batch, self.models)
+            self.draft_worker.skipped = self.adaptive.prefill(batch, self.models)
         if self.sampling_parts.languages is not None:
             self.sampling_parts.languages.prefill(batch)
             self.sampling_parts.languages.choose(batch.req_pool_indices)

@@ -69,6 +69,18 @@ class AdaptiveDrafts:
             self._maybe_probe(gains, batch_size, context, catch_up)
         return self._ran(self._probe if self._probe_left > 0 else self.in_force)
 
+    def start_anew(self, batch_size: int, context: float) -> None:
+        """Most requests of the batch are new: the best K is taken at once."""
+        gains = self._gains(batch_size, context)
+        best = max(range(len(gains)), key=gains.__getitem__)
+        if gains[best] > self.tuning.margin:
+            self.in_force, self._probe_left = best, 0
+        self._lost = [0.0] * len(self._lost)
+
+    def drafts_behind_prompts(self) -> bool:
+        """Whether a draft of the first chain of a new request is wanted."""
+        return self.in_force > 0
+
     def record_time(self, batch_size: int, context: float, num_drafts: int, seconds: float) -> None:
         """One step that verified and drafted ``num_drafts``, from its start to the next one's."""
         self.costs.record(batch_size, context, num_drafts, seconds)

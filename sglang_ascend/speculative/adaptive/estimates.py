@@ -27,7 +27,12 @@ FAR = 1.5
 PRIOR_COST = np.array([0.8, 0.02, 0.1, 0.01, 1e-6])
 PRIOR_WEIGHT = 0.01
 
+# The linear model is fitted anew where a guess is asked for after so many records, and after the
+# first ones of a batch: a fit takes longer than all else that a step asks.
+RECORDS_PER_FIT = 16
+
 Bucket = tuple[int, int, int]  # batch, context, drafts
+Features = tuple[float, float, float, float, float]  # what PRIOR_COST is of
 
 
 class Acceptance:
@@ -62,9 +67,10 @@ class Costs:
     def __init__(self) -> None:
         self._samples: dict[Bucket, deque[float]] = {}
         self._measured: dict[Bucket, float] = {}
-        self._features: dict[Bucket, np.ndarray] = {}
+        self._features: dict[Bucket, Features] = {}
         self._known: set[Bucket] = set()
-        self._model = PRIOR_COST
+        self._fitted = PRIOR_COST
+        self._num_records, self._is_outdated = 0, False
 
     def record(self, batch_size: int, context: float, num_drafts: int, seconds: float) -> None:
         bucket = _bucket(batch_size, context, num_drafts)
@@ -73,8 +79,9 @@ class Costs:
         if len(samples) >= MIN_SAMPLES:
             self._measured[bucket] = sorted(samples)[len(samples) // 4]
             self._features[bucket] = _features(batch_size, context, num_drafts)
-            if len(samples) == MIN_SAMPLES or num_drafts == 0:
-                self._fit()
+            self._num_records += 1
+            if len(samples) == MIN_SAMPLES or self._num_records % RECORDS_PER_FIT == 0:
+                self._is_outdated = True
 
     def is_known(self, batch_size: int, context: float, num_drafts: int) -> bool:
         """Whether it was measured here or not far from here."""
@@ -90,11 +97,11 @@ class Costs:
         measured = self._measured.get(bucket)
         if measured is not None:
             return measured
-        guess = float(_features(batch_size, context, num_drafts) @ self._model)
+        guess = self._modelled(_features(batch_size, context, num_drafts))
         nearest = self._nearest(bucket)
         if nearest is None:
             return guess * MOST_OPTIMISM
-        carried = guess * self._measured[nearest] / float(self._features[nearest] @ self._model)
+        carried = guess * self._measured[nearest] / self._modelled(self._features[nearest])
         return carried * max(MOST_OPTIMISM, OPTIMISM ** _distance(bucket, nearest))
 
     def _nearest(self, bucket: Bucket) -> Bucket | None:
@@ -104,15 +111,21 @@ class Costs:
         same = (other for other in self._measured if other[2] == bucket[2])
         return min(same, key=lambda other: _distance(bucket, other), default=None)
 
+    def _modelled(self, features: Features) -> float:
+        if self._is_outdated:
+            self._fit()
+            self._is_outdated = False
+        return float(np.dot(features, self._fitted))
+
     def _fit(self) -> None:
         """Least squares of relative errors, drawn towards the prior at the measured level."""
         seconds = np.array(list(self._measured.values()))
-        rows = np.stack([self._features[bucket] for bucket in self._measured])
+        rows = np.array([self._features[bucket] for bucket in self._measured])
         prior = PRIOR_COST * float(np.median(seconds / (rows @ PRIOR_COST)))
         relative = rows / seconds[:, None] * prior
         gram = relative.T @ relative + PRIOR_WEIGHT * np.eye(len(prior))
         fitted = np.linalg.solve(gram, relative.sum(0) + PRIOR_WEIGHT)
-        self._model = prior * np.maximum(fitted, 1e-3)
+        self._fitted = prior * np.maximum(fitted, 1e-3)
 
 
 def _bucket(batch_size: int, context: float, num_drafts: int) -> Bucket:
@@ -126,6 +139,6 @@ def _distance(one: Bucket, other: Bucket) -> float:
     return batches + abs(one[1] - other[1]) * math.log2(CONTEXT_RATIO)
 
 
-def _features(batch_size: int, context: float, num_drafts: int) -> np.ndarray:
+def _features(batch_size: int, context: float, num_drafts: int) -> Features:
     drafted = batch_size * num_drafts
-    return np.array([1.0, batch_size, num_drafts, drafted, batch_size * context])
+    return 1.0, batch_size, num_drafts, drafted, batch_size * context

@@ -23,16 +23,21 @@ schedule = cycle([] if GIVEN == "random" else map(int, GIVEN.split(",")))
 
 
 def choose(drafts: AdaptiveDrafts, *args: Any) -> int:
-    return rng.randint(0, drafts.max_drafts) if GIVEN == "random" else next(schedule)
+    chosen = rng.randint(0, drafts.max_drafts) if GIVEN == "random" else next(schedule)
+    # A prompt that comes next is skipped where this is 0.
+    drafts.in_force = chosen
+    return chosen
 
 
 def begin(original: Any, adaptive: Any, batch: Any) -> tuple[int, int]:
     """Around ``AdaptiveSteps.begin``."""
-    in_chains = adaptive.in_chains
-    verified, drafted = original(adaptive, batch)
+    behind_prompts, in_chains = adaptive.behind_prompts, adaptive.in_chains
+    drafted = [behind_prompts.get(req, in_chains) for req in batch.reqs]
+    verified, to_draft = original(adaptive, batch)
     with (Path(os.environ["ACCEPTANCE"]) / f"{os.getpid()}.chains").open("a") as file:
-        file.writelines(f"{req.rid} {in_chains} {verified}\n" for req in batch.reqs)
-    return verified, drafted
+        for req, in_chain in zip(batch.reqs, drafted, strict=True):
+            file.write(f"{req.rid} {in_chain} {verified}\n")
+    return verified, to_draft
 
 
 def install() -> None:

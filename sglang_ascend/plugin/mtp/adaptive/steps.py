@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
@@ -33,6 +34,14 @@ class _Timed:
     num_drafts: int
 
 
+@dataclass(frozen=True)
+class _Unsettled:
+    """A step whose accepted drafts the scheduler has not told yet."""
+
+    num_drafts: int
+    is_first: list[bool]  # of each request: a prefill began its chain
+
+
 class AdaptiveSteps:
     """K of each step: how many drafts it verifies, and how many it drafts for the next one.
 
@@ -48,10 +57,11 @@ class AdaptiveSteps:
     ) -> None:
         self.policy, self.skipped = AdaptiveDrafts(max_drafts), skipped
         self.in_chains = max_drafts
+        # Drafts behind the prompts of requests that have made no step since.
+        self.behind_prompts: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
         self._on_change = on_change
         self._timed: _Timed | None = None
-        # Steps whose accepted drafts the scheduler has not told yet: batch size and drafts.
-        self._unsettled: deque[tuple[int, int]] = deque()
+        self._unsettled: deque[_Unsettled] = deque()
 
     def begin(self, batch: ScheduleBatch) -> tuple[int, int]:
         """(drafts that this step verifies, drafts that it drafts)."""
@@ -61,8 +71,8 @@ class AdaptiveSteps:
         if timed is not None and timed.requests == rids:
             seconds = now - timed.moment
             self.policy.record_time(len(rids), timed.context, timed.num_drafts, seconds)
-        before = self.policy.in_force
-        drafted = self.policy.choose(len(rids), context, lambda: self._seconds_to_catch_up(batch))
+        first = [self.behind_prompts.pop(req, None) for req in batch.reqs]
+        before, drafted = self.policy.in_force, self._choose(batch, context, first)
         if self.policy.in_force != before:
             logger.info(
                 "Drafts per step: %d -> %d (batch %d).", before, self.policy.in_force, len(rids)
@@ -71,23 +81,45 @@ class AdaptiveSteps:
             self._on_change(drafted)
         else:
             self._timed = _Timed(now, rids, context, drafted)
-        self._unsettled.append((len(rids), self.in_chains))
+        is_first = [drafts is not None for drafts in first]
+        self._unsettled.append(_Unsettled(self.in_chains, is_first))
         verified = max(self.in_chains, drafted)
         self.in_chains = drafted
         return verified, drafted
 
+    def _choose(self, batch: ScheduleBatch, context: float, first: list[int | None]) -> int:
+        behind_prompts = [drafts for drafts in first if drafts is not None]
+        if 2 * len(behind_prompts) >= len(first):
+            # What was learnt of a batch of others says little of this one.
+            self.policy.start_anew(len(first), context)
+        if len(behind_prompts) == len(first):
+            self.in_chains = max(behind_prompts)
+        return self.policy.choose(len(first), context, lambda: self._seconds_to_catch_up(batch))
+
     def settle(self, accepted: Sequence[int]) -> int:
         """The scheduler has the accepted drafts of the oldest step -> the K that it verified."""
         while self._unsettled:
-            batch_size, num_drafts = self._unsettled.popleft()
-            if batch_size == len(accepted):
-                self.policy.record_acceptance(accepted, num_drafts)
-                return num_drafts
+            step = self._unsettled.popleft()
+            if len(step.is_first) == len(accepted):
+                # Behind a prompt a chain repeats its one draft.
+                counted = [
+                    n for n, is_first in zip(accepted, step.is_first, strict=True) if not is_first
+                ]
+                self.policy.record_acceptance(counted, step.num_drafts)
+                return step.num_drafts
         return 0
 
-    def prefill(self, batch: ScheduleBatch, models: StepModels) -> None:
-        """Before a prefill: what its prompts begin with is caught up, the rest is the prefill's."""
+    def prefill(self, batch: ScheduleBatch, models: StepModels) -> SkippedRows | None:
+        """Before a prefill -> what takes its rows, where the MTP layer is not to see them yet.
+
+        Else what its prompts begin with is caught up, and the rest is the prefill's.
+        """
         self._timed = None
+        drafts_behind = int(self.policy.drafts_behind_prompts())
+        for req in batch.reqs:
+            self.behind_prompts[req] = drafts_behind
+        if drafts_behind == 0:
+            return self.skipped
         if self.skipped.any_kept and any(batch.prefix_lens):
             lens = torch.tensor(batch.prefix_lens, device=batch.device)
             table, forwards = _slot_table(batch, lens), MTPForwards(models)
@@ -97,6 +129,7 @@ class AdaptiveSteps:
             forwards.begin(rows, lens, requests)
             self.skipped.catch_up(table, lens, partial(run_single_rows, forwards))
         self.skipped.forget(batch.out_cache_loc)
+        return None
 
     def _seconds_to_catch_up(self, batch: ScheduleBatch) -> float:
         return self.skipped.seconds_to_catch_up(_slot_table(batch, batch.seq_lens), batch.seq_lens)
