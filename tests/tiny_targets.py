@@ -61,11 +61,13 @@ FAMILIES = {
         CHATML,
     ),
 }
+# No family of its own: it is served as MiMo.
+LLAMA = {"LlamaForCausalLM": ("Llama", GROUPED, CHATML)}
 
 
 def write_target(path: Path, family: str, **changes: object) -> Path:
     """A random checkpoint of `family` without an MTP layer; `changes` overrule its config."""
-    name, fields, template = FAMILIES[family]
+    name, fields, template = (FAMILIES | LLAMA)[family]
     words = models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>")
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -54,6 +54,12 @@ def local_folder(path: str | Path, flag: str) -> Path | None:
     )
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a vocabulary lies in `folder`."""
+    held = any(all((folder / name).exists() for name in names) for names in TOKENIZER_FILES)
+    return held or any(folder.glob("*.tiktoken"))
+
+
 def check_tokenizer(folder: Path, tokenizer_path: str | Path | None) -> None:
     """Refuses a checkpoint that SGLang could not tokenize for; a remote tokenizer is not checked.
 
@@ -69,8 +75,7 @@ def check_tokenizer(folder: Path, tokenizer_path: str | Path | None) -> None:
         if local is None:
             return
         folder = local
-    held = any(all((folder / name).exists() for name in names) for names in TOKENIZER_FILES)
-    if not held and not any(folder.glob("*.tiktoken")):
+    if not has_tokenizer(folder):
         raise CheckpointError(
             f"{shown(folder)} has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json "
             "with merges.txt); add one, pass another folder as --tokenizer-path, or serve token "

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.ptq.served import ServedLinear
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.training.targets.families import Target
@@ -107,6 +108,11 @@ class Layers:
     """The parts of one model over one checkpoint, built when they are asked for and not kept."""
 
     def __init__(self, target: Target, weights: Weights) -> None:
+        if target.is_llama:
+            raise CheckpointError(
+                f"{target.folder} is a Llama, which MTP serves by another name; quantize the "
+                "checkpoint that `sglang-ascend train export` makes of it"
+            )
         self.target, self.weights = target, weights
         config = target.model_config
         with torch.device("meta"):

@@ -10,7 +10,8 @@ import typer
 
 app = typer.Typer(
     help="Train the MTP layer of a checkpoint on the model's own outputs (FastMTP): generate, "
-    "train, evaluate, export. The same commands serve MiMo/Qwen2, DeepSeek-V3 and GLM-4 MoE.",
+    "train, evaluate, export. The same commands serve MiMo/Qwen2, Llama, DeepSeek-V3 and "
+    "GLM-4 MoE.",
     no_args_is_help=True,
 )
 

@@ -14,6 +14,7 @@ from sglang_ascend.checkpoint import validate_checkpoint
 from sglang_ascend.checkpoint.shards import INDEX_NAME
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
+from sglang_ascend.training.targets.llama import zero_tensors
 
 Tensor = torch.Tensor
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
@@ -23,6 +24,7 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
     """Writes the target with `layer` to `out`, and checks it as a server would.
 
     The files are the target's. The layer goes to the last one, and leaves those that held another.
+    A Llama becomes the Qwen2 that computes the same.
 
     Raises:
         FileExistsError: `out` holds files already.
@@ -32,6 +34,8 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
         raise FileExistsError(f"{out} is not empty: name a new folder.")
     out.mkdir(parents=True, exist_ok=True)
     new = layer.to_checkpoint()
+    if target.is_llama:
+        new |= zero_tensors(target.config, torch.bfloat16)
     shards = sorted({entry.file for entry in target.tensors.values()})
     weight_map = {}
     for shard in shards:

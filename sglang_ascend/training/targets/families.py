@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,9 +18,12 @@ from safetensors import safe_open
 
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.checkpoint.config import ModelConfig, read_config
-from sglang_ascend.checkpoint.families import Family, find_family, mtp_prefix
+from sglang_ascend.checkpoint.families import Family, find_family, mtp_prefix, target_tensors
+from sglang_ascend.checkpoint.folder import has_tokenizer
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.shards import read_tensors
+from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors
+from sglang_ascend.training.targets import llama
 
 Tensor = torch.Tensor
 
@@ -50,7 +52,7 @@ TRAINABLE = {
 }
 ATTENTION = "grouped"  # the name under which transformers finds `grouped_attention`
 # A model without an MTP layer, and the architecture that it is served as once it has one.
-BECOMES = {"Qwen2ForCausalLM": "MiMoForCausalLM"}
+BECOMES = {"Qwen2ForCausalLM": "MiMoForCausalLM", llama.ARCHITECTURE: "MiMoForCausalLM"}
 
 
 def grouped_attention(
@@ -84,12 +86,18 @@ def grouped_attention(
 
 @dataclass(frozen=True)
 class Target:
-    """An opened checkpoint: its headers are read, its values when they are asked for."""
+    """An opened checkpoint: its headers are read, its values when they are asked for.
+
+    Attributes:
+        config: by the names of `family`, whatever names the folder's own config.json has.
+        is_llama: the folder lacks the biases of q, k and v, which are zero.
+    """
 
     folder: Path
     config: ModelConfig
     family: Family
     tensors: dict[str, TensorEntry]
+    is_llama: bool = False
 
     @classmethod
     def open(cls, folder: Path, may_be_quantized: bool = False) -> Target:
@@ -102,6 +110,9 @@ class Target:
                 `TRAINABLE`.
         """
         config = read_config(folder)
+        is_llama = config.architecture == llama.ARCHITECTURE
+        if is_llama:
+            config = llama.as_qwen2(config)
         config = replace(config, architecture=BECOMES.get(config.architecture, config.architecture))
         family = find_family(config)
         if family is None or family.architecture not in TRAINABLE:
@@ -113,7 +124,29 @@ class Target:
             raise CheckpointError(
                 f"{folder} is quantized; pass the checkpoint that it was made from, in bf16"
             )
-        return cls(folder, config, family, read_tensors(folder))
+        return cls(folder, config, family, read_tensors(folder), is_llama)
+
+    def check_whole(self) -> None:
+        """Refuses a folder that lacks a tensor of the target or its tokenizer, before hours go by.
+
+        Raises:
+            CheckpointError: naming the first that is missing or of another shape.
+        """
+        zeros = {name for name, _ in llama.zero_biases(self.config)} if self.is_llama else set()
+        for layer in target_tensors(self.family, self.config):
+            expected = [one for one in layer if one.name not in zeros]
+            missing = missing_tensors(expected, self.tensors, frozenset())
+            if missing:
+                raise CheckpointError(
+                    f"{self.folder} lacks {missing[0]} ({len(missing)} in that layer); copy or "
+                    "download the complete checkpoint again"
+                )
+            check_shapes(expected, self.tensors, self.config)
+        if not has_tokenizer(self.folder):
+            raise CheckpointError(
+                f"{self.folder} has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json "
+                "with merges.txt); copy the one that the model was trained with into it"
+            )
 
     @property
     def trainable(self) -> Trainable:
@@ -140,8 +173,7 @@ class Target:
     @cached_property
     def model_config(self) -> Any:
         """transformers' config, for attention and experts by plain PyTorch."""
-        fields = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
-        config = self.model_class.config_class.from_dict(fields)
+        config = self.model_class.config_class.from_dict(dict(self.config.fields))
         config._attn_implementation, config._experts_implementation = ATTENTION, "eager"
         return config
 
@@ -185,4 +217,7 @@ class Target:
             )
         finally:
             logging.set_verbosity(verbosity)
+        if self.is_llama:
+            for name, _ in llama.zero_biases(self.config):
+                model.get_parameter(name).data.zero_()
         return model.eval().requires_grad_(False)
