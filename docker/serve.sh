@@ -3,7 +3,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+python=.venv/bin/python
+[ -x "$python" ] || python=python3 # the base image's, which has SGLang
+
 model=${MODEL:-smollm2-mtp}
-[ -d "$model" ] || model=$(.venv/bin/sglang-ascend model-path "$model")
-exec .venv/bin/python -m sglang.launch_server --model-path "$model" --speculative-algorithm MTP \
+[ -d "$model" ] || model=$("$python" -m sglang_ascend model-path "$model")
+exec "$python" -m sglang.launch_server --model-path "$model" --speculative-algorithm MTP \
     --host "${HOST:-0.0.0.0}" --port "${PORT:-30000}" "$@"

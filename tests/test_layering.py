@@ -26,6 +26,7 @@ TABLE: dict[str, set[str]] = {
     "torchvision_ops": set(),
     "env": set(),
     "svg": set(),
+    "stack": set(),
     "bench": {"models", "svg"},
     "ops": {"env"},
     "sampling": {"ops"},
@@ -36,7 +37,7 @@ TABLE: dict[str, set[str]] = {
     "models": {"env"},
     "training": {"bench", "checkpoint", "speculative", "svg"},
     "ptq": {"checkpoint", "quantization", "training"},
-    "verify": {"env", "ops", "bench"},
+    "verify": {"env", "stack", "ops", "bench"},
 }
 TABLE["plugin"] = TABLE.keys() - {"__init__", "svg", "bench", "training", "ptq", "verify"}
 TABLE["cli"] = TABLE.keys() - {"__init__"}

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.stack import installed_version
 
 SUPPORTED_SGLANG = "0.5.23"
 # torch_npu 2.13.0 pins torch 2.13; the CUDA build of SGLang 0.5.23 pins torch 2.14.
 SUPPORTED_TORCH = ("2.13", "2.14")
-
-
-def installed_version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
 
 
 def version_problem() -> str | None:

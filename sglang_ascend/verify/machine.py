@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
+
+from sglang_ascend.stack import cann_version, installed_version
 
 PACKAGES = ("torch", "torch_npu", "triton-ascend", "sglang", "sgl-kernel-npu", "sglang-ascend")
 NPU_SMI_TIMEOUT_S = 30
@@ -39,12 +39,12 @@ class Machine:
 
 def describe(device: str) -> Machine:
     """Raises NoNpuError where ``device`` is "npu" and torch_npu sees none."""
-    versions = {name: installed(name) for name in PACKAGES}
+    versions = {name: installed_version(name) or "not installed" for name in PACKAGES}
     facts = {"python": platform.python_version(), "machine": platform.machine(), **versions}
     if device == "cpu":
         return Machine(device, REHEARSAL, {"device": cpu_name(), **facts})
     name, count = npu_name()
-    cann = {"CANN": cann_version(), "npu-smi": npu_smi()}
+    cann = {"CANN": cann_version() or "unknown", "npu-smi": npu_smi()}
     label = EMULATED if EMULATION in os.environ else f"measured on {name}"
     return Machine(device, label, {"device": name, "devices": str(count), **cann, **facts})
 
@@ -77,25 +77,6 @@ def cpu_name() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     return f"{next(models, platform.machine())}, {len(os.sched_getaffinity(0))} cores"
-
-
-def installed(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def cann_version() -> str:
-    """As the toolkit's own file has it; its name differs between versions and processors."""
-    home = os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME")
-    if not home:
-        return "unknown: ASCEND_HOME_PATH is not set"
-    for file in sorted(Path(home).glob("**/ascend_toolkit_install.info")):
-        found = re.search(r"^version=(.+)$", file.read_text(), flags=re.MULTILINE)
-        if found:
-            return found.group(1).strip()
-    return f"unknown: {home} has no ascend_toolkit_install.info"
 
 
 def npu_smi() -> str:

