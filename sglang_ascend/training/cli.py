@@ -34,6 +34,9 @@ def generate(
     seed: Annotated[int, typer.Option(help="One seed per process; names the shards.")] = 0,
     rows: Annotated[int, typer.Option(min=1, help="Conversations decoded at once.")] = 96,
     shard: Annotated[int, typer.Option(min=1, help="Conversations in a shard.")] = 128,
+    dtype: Annotated[
+        str, typer.Option(help="float32, or bfloat16 where the processor multiplies that fast.")
+    ] = "float32",
     threads: ThreadsOption = 1,
 ) -> None:
     """Let the target write user turns and replies; store tokens and hiddens. Resumable."""
@@ -44,7 +47,7 @@ def generate(
     from sglang_ascend.training.targets.families import Target
 
     excluded = {prompt_key(row["prompt"]) for row in read_prompts(exclude)}
-    config = GenerateConfig(seed=seed, rows=rows, sequences_per_shard=shard)
+    config = GenerateConfig(seed=seed, rows=rows, sequences_per_shard=shard, dtype=dtype)
     generate_shards(Target.open(folder), data, config, excluded, tokens)
 
 
@@ -63,15 +66,15 @@ def train(
     ] = 0.98,
     tokens_per_batch: Annotated[int, typer.Option(min=64, help="Padded tokens a batch.")] = 2048,
     num_steps: Annotated[int, typer.Option(min=1, max=15, help="Depth K of the recursion.")] = 3,
-    hard_weight: Annotated[
-        float, typer.Option(min=0.0, help="Weight of FastMTP's cross-entropy with the token.")
-    ] = 0.0,
-    soft_weight: Annotated[
-        float, typer.Option(min=0.0, help="Weight of cross-entropy with the target's softmax.")
-    ] = 1.0,
+    kind: Annotated[
+        str, typer.Option("--loss", help="Distance to the target: ce, kl, tv, lk or hybrid.")
+    ] = "kl",
     hidden_weight: Annotated[
         float, typer.Option(min=0.0, help="Weight of smooth-L1 to the target's hidden.")
     ] = 1.0,
+    dtype: Annotated[
+        str, typer.Option(help="float32, or bfloat16 where the processor multiplies that fast.")
+    ] = "float32",
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Leave the target's own MTP layer aside.")
     ] = False,
@@ -94,11 +97,11 @@ def train(
         average_decay=average_decay,
         tokens_per_batch=tokens_per_batch,
         seed=seed,
+        dtype=dtype,
     )
     loss = LossConfig(
         num_steps=num_steps,
-        hard_weight=hard_weight,
-        soft_weight=soft_weight,
+        kind=kind,
         hidden_weight=hidden_weight,
     )
     Trainer(layer, *target.embedding_and_head(), data, out, config, loss).run()

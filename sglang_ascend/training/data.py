@@ -61,12 +61,14 @@ def pass_order(sequences: list[Sequence], tokens_per_batch: int, seed: int) -> l
     return [batches[i] for i in order]
 
 
-def collate(sequences: list[Sequence], min_position: int) -> tuple[Tensor, Tensor, tuple]:
-    """Right-padded (tokens, hidden fp32, rows); rows index the positions whose next token is
-    trained, as `loss.chain_loss` takes them."""
+def collate(
+    sequences: list[Sequence], min_position: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, tuple]:
+    """Right-padded (tokens, hidden in `dtype`, rows); rows index the positions whose next token
+    is trained, as `loss.chain_loss` takes them."""
     pad = torch.nn.utils.rnn.pad_sequence
     tokens = pad([sequence.tokens for sequence in sequences], batch_first=True)
-    hidden = pad([sequence.hidden.float() for sequence in sequences], batch_first=True)
+    hidden = pad([sequence.hidden.to(dtype) for sequence in sequences], batch_first=True)
     trained = pad([sequence.trained for sequence in sequences], batch_first=True)
     trained[:, : min_position + 1] = False
     sequence, following = trained.nonzero(as_tuple=True)

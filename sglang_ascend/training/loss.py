@@ -1,8 +1,15 @@
-"""The step-weighted loss of the recursion: FastMTP's weights over cross-entropy and two extras."""
+"""The step-weighted loss of the recursion: FastMTP's weights over one of several distances.
+
+p is the target's distribution, q the draft's. Speculative sampling accepts a draft with probability
+alpha = sum min(p, q) (Leviathan et al., arXiv 2211.17192): `tv` and `lk` train that itself.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +25,73 @@ def step_weights(num_steps: int, decay: float = 0.6) -> list[float]:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights of the loss's parts. FastMTP itself is hard_weight 1, soft_weight 0, hidden 0."""
+    """What is trained. FastMTP itself is kind "ce" and hidden_weight 0."""
 
     num_steps: int = 3
     decay: float = 0.6
-    hard_weight: float = 0.0  # cross-entropy with the generated token
-    soft_weight: float = 1.0  # cross-entropy with the target's distribution
+    kind: str = "kl"  # a key of `LOSSES`
+    eta: float = 3.0  # of "hybrid"
     hidden_weight: float = 1.0  # smooth-L1 to the target's own hidden (EAGLE, arXiv 2401.15077)
+
+    def __post_init__(self) -> None:
+        if self.kind not in LOSSES:
+            raise ValueError(f"loss {self.kind!r} is none of {', '.join(LOSSES)}")
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """What the target says at each row: labels int64 [rows], probs [rows, vocabulary]."""
+
+    labels: Tensor
+    probs: Tensor
+
+    @cached_property
+    def negative_entropy(self) -> Tensor:
+        """sum p log p."""
+        return torch.xlogy(self.probs, self.probs).sum(-1)
+
+
+def cross_entropy(log_q: Tensor, teacher: Teacher, eta: float) -> Tensor:
+    """-log q(label): learns the target's token, not its distribution."""
+    return -log_q.gather(1, teacher.labels[:, None])[:, 0]
+
+
+def kl_divergence(log_q: Tensor, teacher: Teacher, eta: float) -> Tensor:
+    """KL(p | q) = sum p (log p - log q)."""
+    return teacher.negative_entropy - (teacher.probs * log_q).sum(-1)
+
+
+def total_variation(log_q: Tensor, teacher: Teacher, eta: float) -> Tensor:
+    """1 - alpha. It has hardly a gradient where p and q are far apart."""
+    return 1 - acceptance(log_q, teacher)
+
+
+def log_acceptance(log_q: Tensor, teacher: Teacher, eta: float) -> Tensor:
+    """-log alpha."""
+    return -acceptance(log_q, teacher).clamp_min(1e-6).log()
+
+
+def hybrid(log_q: Tensor, teacher: Teacher, eta: float) -> Tensor:
+    """From KL to -log alpha as the drafts become better: the share of KL is exp(-eta * alpha),
+    with the rows' mean alpha taken as a constant."""
+    share = math.exp(-eta * acceptance(log_q.detach(), teacher).mean().item())
+    divergence = kl_divergence(log_q, teacher, eta)
+    return share * divergence + (1 - share) * log_acceptance(log_q, teacher, eta)
+
+
+def acceptance(log_q: Tensor, teacher: Teacher) -> Tensor:
+    """alpha = sum min(p, q)."""
+    return torch.minimum(teacher.probs, log_q.exp()).sum(-1)
+
+
+# Each maps log q [rows, vocabulary] and the teacher to one value a row; eta is `hybrid`'s.
+LOSSES: dict[str, Callable[[Tensor, Teacher, float], Tensor]] = {
+    "ce": cross_entropy,
+    "kl": kl_divergence,
+    "tv": total_variation,
+    "lk": log_acceptance,
+    "hybrid": hybrid,
+}
 
 
 def chain_loss(
@@ -36,7 +103,7 @@ def chain_loss(
     vocabulary: Tensor,
     config: LossConfig,
 ) -> tuple[Tensor, list[float]]:
-    """Loss over the chosen target positions, and each step's cross-entropy for the log.
+    """Loss over the chosen target positions, and each step's distance for the log.
 
     Args:
         outputs: `interface.run_chain`'s result.
@@ -48,22 +115,20 @@ def chain_loss(
         vocabulary: int64 sorted ids the softmax is restricted to; holds every label token.
     """
     sequence, position = rows
-    teacher = hidden[sequence, position]
-    labels = torch.searchsorted(vocabulary, tokens[sequence, position + 1])
+    wanted = hidden[sequence, position]
     with torch.no_grad():
-        probs = F.linear(teacher, head).softmax(-1) if config.soft_weight else None
-    total, losses = torch.zeros(()), []
+        teacher = Teacher(
+            torch.searchsorted(vocabulary, tokens[sequence, position + 1]),
+            F.linear(wanted, head).float().softmax(-1),
+        )
+    total, losses = torch.zeros((), device=hidden.device), []
     for step, weight in enumerate(step_weights(config.num_steps, config.decay), start=1):
         output = outputs[step - 1][sequence, position - step]
-        loss = torch.zeros(())
-        if config.soft_weight or config.hard_weight:
-            logits = F.linear(output, head)
-            if probs is not None:
-                loss = loss + config.soft_weight * F.cross_entropy(logits, probs)
-            if config.hard_weight:
-                loss = loss + config.hard_weight * F.cross_entropy(logits, labels)
+        log_q = F.linear(output, head).float().log_softmax(-1)
+        loss = LOSSES[config.kind](log_q, teacher, config.eta).mean()
         losses.append(loss.item())
         if config.hidden_weight:
-            loss = loss + config.hidden_weight * F.smooth_l1_loss(output, teacher)
+            distance = F.smooth_l1_loss(output.float(), wanted.float())
+            loss = loss + config.hidden_weight * distance
         total = total + weight * loss
     return total, losses

@@ -10,14 +10,18 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 
 
-def orthogonalise(matrices: Tensor) -> Tensor:
-    """Bring the singular values of each [..., m, n] matrix near 1."""
+def orthogonalise(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Bring the singular values of each [..., m, n] matrix near 1, by products in `dtype`.
+
+    The iteration aims at no exact value: bfloat16 is enough for it.
+    """
     wide = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
-    x = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = (wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)).to(dtype)
     a, b, c = _NEWTON_SCHULZ
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
+    x = x.to(matrices.dtype)
     return x.mT if matrices.shape[-2] > matrices.shape[-1] else x
 
 
@@ -25,8 +29,14 @@ class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalised; for matrices or stacks of them [..., m, n]."""
 
     def __init__(
-        self, params: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float
+        self,
+        params: Iterable[nn.Parameter],
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
+        self.dtype = dtype
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -39,7 +49,7 @@ class Muon(torch.optim.Optimizer):
                 state = self.state[param]
                 average = state.setdefault("momentum", torch.zeros_like(param))
                 average.lerp_(param.grad, 1 - momentum)
-                update = orthogonalise(param.grad.lerp(average, momentum))
+                update = orthogonalise(param.grad.lerp(average, momentum), self.dtype)
                 # A tall matrix gets the same change of its output's size as a square one.
                 ratio = max(1.0, param.shape[-2] / param.shape[-1]) ** 0.5
                 param.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr * ratio)

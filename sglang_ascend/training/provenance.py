@@ -29,7 +29,7 @@ def record(data: Path, run: Path) -> dict[str, Any]:
         progress = json.loads(file.metadata()["progress"])
     return {
         "commit": git_commit(),
-        "hardware": f"{platform.machine()}, float32, no GPU",
+        "hardware": f"{platform.machine()}, {progress['config'].get('dtype')}, no GPU",
         "versions": {"python": platform.python_version()}
         | {package: version(package) for package in PACKAGES},
         "data": generated(data),
@@ -66,14 +66,14 @@ def generated(data: Path) -> dict[str, Any]:
 
 
 def last_losses(log: Path, entries: int = 20) -> dict[str, Any]:
-    """Steps, rows and the mean cross-entropy of each recursion step over the last log entries."""
+    """Steps, rows and the mean distance of each recursion step over the last log entries."""
     lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     last = lines[-entries:]
     steps = zip(*(line["losses"] for line in last), strict=True)
     return {
         "steps": lines[-1]["step"],
         "trained_tokens": sum(line["rows"] for line in lines),
-        "soft_cross_entropy": [round(sum(step) / len(last), 4) for step in steps],
+        "losses": [round(sum(step) / len(last), 4) for step in steps],
     }
 
 

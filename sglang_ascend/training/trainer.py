@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -43,6 +45,13 @@ class TrainConfig:
     loss_vocabulary: int = 4096
     checkpoint_steps: int = 20
     seed: int = 0
+    # Of products and activations; weights, averages, optimizer and softmax stay float32. With
+    # "float32" a resumed run ends in the same weights, bit by bit, as one that was never stopped.
+    dtype: str = "float32"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
 
 
 class Trainer:
@@ -58,9 +67,11 @@ class Trainer:
         config: TrainConfig,
         loss: LossConfig,
     ) -> None:
-        self.layer, self.embedding, self.head = layer, embedding, head
-        self.data, self.out = data, out
         self.config, self.loss = config, loss
+        self.dtype = config.torch_dtype
+        self.layer, self.worker = layer, _in_dtype(layer, self.dtype)
+        self.embedding, self.head = embedding.to(self.dtype), head.to(self.dtype)
+        self.data, self.out = data, out
         self.optimizers = _optimizers(layer, config)
         self.average = {name: value.detach().clone() for name, value in layer.named_parameters()}
         self.step = self.pass_number = self.batch_number = 0
@@ -102,15 +113,17 @@ class Trainer:
 
     def _train_step(self) -> tuple[list[float], int]:
         batch = [self.sequences[i] for i in self.batches[self.batch_number]]
-        tokens, hidden, rows = collate(batch, self.loss.num_steps)
+        tokens, hidden, rows = collate(batch, self.loss.num_steps, self.dtype)
         vocabulary = torch.cat([self.frequent, tokens[rows[0], rows[1] + 1]]).unique()
         head = self.head[vocabulary]
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * self._rate()
-        outputs = run_chain(self.layer, hidden, tokens, self.embedding, self.loss.num_steps)
+        self._lend_weights()
+        outputs = run_chain(self.worker, hidden, tokens, self.embedding, self.loss.num_steps)
         total, losses = chain_loss(outputs, hidden, tokens, rows, head, vocabulary, self.loss)
         total.backward()
+        self._return_gradients()
         torch.nn.utils.clip_grad_norm_(self.layer.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -120,6 +133,22 @@ class Trainer:
         for name, value in self.layer.named_parameters():
             self.average[name].lerp_(value.detach(), 1 - decay)
         return losses, len(rows[0])
+
+    @torch.no_grad()
+    def _lend_weights(self) -> None:
+        """Gives the layer that computes the float32 weights as they are now."""
+        if self.worker is not self.layer:
+            for worker, own in self._pairs():
+                worker.copy_(own)
+
+    def _return_gradients(self) -> None:
+        if self.worker is not self.layer:
+            for worker, own in self._pairs():
+                own.grad = None if worker.grad is None else worker.grad.float()
+                worker.grad = None
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return zip(self.worker.parameters(), self.layer.parameters(), strict=True)
 
     def _rate(self) -> float:
         """Linear warm-up, constant, then linear to zero over the last `decay_share` of the steps:
@@ -202,6 +231,17 @@ def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
+def _in_dtype(layer: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """`layer`, or a copy whose parameters have `dtype`; buffers, such as the rotary frequencies,
+    stay as they are."""
+    if dtype == torch.float32:
+        return layer
+    worker = copy.deepcopy(layer)
+    for parameter in worker.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return worker
+
+
 def _optimizers(layer: torch.nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
     matrices = [p for p in layer.parameters() if p.dim() >= 2]
     vectors = [p for p in layer.parameters() if p.dim() < 2]
@@ -213,7 +253,13 @@ def _optimizers(layer: torch.nn.Module, config: TrainConfig) -> list[torch.optim
         torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95)),
     ]
     if config.muon_rate:
-        muon = Muon(matrices, lr=config.muon_rate, momentum=0.95, weight_decay=decay)
+        muon = Muon(
+            matrices,
+            lr=config.muon_rate,
+            momentum=0.95,
+            weight_decay=decay,
+            dtype=config.torch_dtype,
+        )
         muon.param_groups[0]["peak"] = config.muon_rate
         optimizers.append(muon)
     return optimizers

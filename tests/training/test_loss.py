@@ -1,4 +1,5 @@
-"""Invariant: the loss is sum_k alpha_k * CE_k with alpha_k proportional to 0.6^k, summing to 1."""
+"""Invariant: the loss is sum_k alpha_k * D_k with alpha_k proportional to 0.6^k, summing to 1, and
+every distance D equals a loop over rows and vocabulary in Python's floats."""
 
 import math
 from itertools import pairwise
@@ -6,7 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sglang_ascend.training.loss import LossConfig, chain_loss, step_weights
+from sglang_ascend.training.loss import LOSSES, LossConfig, Teacher, chain_loss, step_weights
+
+VOCABULARY = 10
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 7])
@@ -25,48 +28,98 @@ def example():
     generator = torch.Generator().manual_seed(0)
     outputs = [torch.randn(2, 6, 4, generator=generator) for _ in range(2)]
     hidden = torch.randn(2, 7, 4, generator=generator)
-    tokens = torch.randint(10, (2, 7), generator=generator)
-    head = torch.randn(10, 4, generator=generator)
+    tokens = torch.randint(VOCABULARY, (2, 7), generator=generator)
+    head = torch.randn(VOCABULARY, 4, generator=generator)
     rows = (torch.tensor([0, 1, 1]), torch.tensor([3, 2, 5]))
     return outputs, hidden, tokens, rows, head
 
 
-def cross_entropies(outputs, hidden, tokens, rows, head, soft):
-    """Element by element, in Python floats."""
+def softmax(logits):
+    powers = [math.exp(value) for value in logits]
+    return [power / sum(powers) for power in powers]
+
+
+def distance(kind, p, q, label, share):
+    """One row's, in Python's floats; `share` is KL's in the hybrid."""
+    acceptance = sum(min(a, b) for a, b in zip(p, q, strict=True))
+    divergence = sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    return {
+        "ce": -math.log(q[label]),
+        "kl": divergence,
+        "tv": sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2,
+        "lk": -math.log(acceptance),
+        "hybrid": share * divergence - (1 - share) * math.log(acceptance),
+    }[kind]
+
+
+def distances(kind, outputs, hidden, tokens, rows, head, eta=3.0):
+    """The mean over the rows for each step, element by element."""
     means = []
     for step, output in enumerate(outputs, start=1):
-        values = []
+        cases = []
         for sequence, position in zip(*(part.tolist() for part in rows), strict=True):
-            logits = (head @ output[sequence, position - step]).tolist()
-            total = math.log(sum(math.exp(value) for value in logits))
-            teacher = (head @ hidden[sequence, position]).tolist()
-            norm = sum(math.exp(value) for value in teacher)
-            label = tokens[sequence, position + 1].item()
-            weights = [math.exp(value) / norm for value in teacher]
-            if not soft:
-                weights = [float(index == label) for index in range(10)]
-            values.append(sum(w * (total - x) for w, x in zip(weights, logits, strict=True)))
-        means.append(sum(values) / len(values))
+            q = softmax((head.double() @ output[sequence, position - step].double()).tolist())
+            p = softmax((head.double() @ hidden[sequence, position].double()).tolist())
+            cases.append((p, q, tokens[sequence, position + 1].item()))
+        overlaps = [sum(map(min, p, q)) for p, q, _ in cases]
+        share = math.exp(-eta * sum(overlaps) / len(overlaps))
+        means.append(sum(distance(kind, *case, share) for case in cases) / len(cases))
     return means
 
 
-@pytest.mark.parametrize("soft", [False, True])
-def test_the_loss_equals_a_loop_over_rows_and_steps(soft):
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_loss_equals_a_loop_over_rows_and_steps(kind):
     outputs, hidden, tokens, rows, head = example()
-    config = LossConfig(2, 0.6, hard_weight=1.0 - soft, soft_weight=float(soft), hidden_weight=0.0)
-    total, losses = chain_loss(outputs, hidden, tokens, rows, head, torch.arange(10), config)
-    expected = cross_entropies(outputs, hidden, tokens, rows, head, soft)
+    config = LossConfig(2, 0.6, kind, hidden_weight=0.0)
+    every = torch.arange(VOCABULARY)
+    total, losses = chain_loss(outputs, hidden, tokens, rows, head, every, config)
+    expected = distances(kind, outputs, hidden, tokens, rows, head)
     assert losses == pytest.approx(expected, rel=1e-5)
     assert total.item() == pytest.approx((expected[0] + 0.6 * expected[1]) / 1.6, rel=1e-5)
-    misaligned = cross_entropies(outputs[::-1], hidden, tokens, rows, head, soft)
+    misaligned = distances(kind, outputs[::-1], hidden, tokens, rows, head)
     assert losses != pytest.approx(misaligned, rel=1e-2)
+    others = [LossConfig(2, 0.6, other, hidden_weight=0.0) for other in LOSSES if other != kind]
+    for other in others:  # control: no two distances are the same
+        wrong = chain_loss(outputs, hidden, tokens, rows, head, every, other)[0]
+        assert total.item() != pytest.approx(wrong.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_gradient_is_that_of_the_distance(kind):
+    """By central differences in float64; the hybrid's share is a constant, so it is left out of
+    them by eta = 0, where the share is 1 whatever the drafts are."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(3, VOCABULARY, generator=generator, dtype=torch.float64)
+    probs = torch.randn(3, VOCABULARY, generator=generator, dtype=torch.float64).softmax(-1)
+    teacher = Teacher(torch.tensor([4, 0, 9]), probs)
+
+    def value(x):
+        return LOSSES[kind](x.log_softmax(-1), teacher, 0.0)
+
+    assert torch.autograd.gradcheck(value, logits.requires_grad_())
+
+
+def test_every_distance_to_the_target_itself_is_least_where_the_draft_equals_it():
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(50, VOCABULARY, generator=generator, dtype=torch.float64)
+    teacher = Teacher(logits.argmax(-1), logits.softmax(-1))
+    wrong = (logits + torch.randn(logits.shape, generator=generator)).log_softmax(-1)
+    for kind in LOSSES.keys() - {"ce"}:
+        same = LOSSES[kind](logits.log_softmax(-1), teacher, 3.0)
+        assert same.abs().max() < 1e-12
+        assert (LOSSES[kind](wrong, teacher, 3.0) > 1e-4).all()
+
+
+def test_a_loss_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="'mse' is none of ce, kl, tv, lk, hybrid"):
+        LossConfig(kind="mse")
 
 
 def test_labels_are_found_in_a_restricted_vocabulary():
     outputs, hidden, tokens, rows, head = example()
     vocabulary = torch.cat([tokens[rows[0], rows[1] + 1], torch.tensor([0, 9])]).unique()
-    config = LossConfig(2, 0.6, hard_weight=1.0, soft_weight=0.0, hidden_weight=0.0)
+    config = LossConfig(2, 0.6, "ce", hidden_weight=0.0)
     part = head[vocabulary]
     _, losses = chain_loss(outputs, hidden, tokens, rows, part, vocabulary, config)
-    full = cross_entropies(outputs, hidden, tokens, rows, head, soft=False)
+    full = distances("ce", outputs, hidden, tokens, rows, head)
     assert all(value <= whole + 1e-6 for value, whole in zip(losses, full, strict=True))

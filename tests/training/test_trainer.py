@@ -59,7 +59,7 @@ def trainer(target, kind, data, out, config=CONFIG):
     layer = MTPLayer(target)
     layer.initialize(torch.ones(SIZE), 0.3, generator)
     embedding = torch.randn(VOCABULARY, SIZE, generator=generator)
-    loss = LossConfig(num_steps=2, hard_weight=0.5)
+    loss = LossConfig(num_steps=2)
     return kind(layer, embedding, embedding, data, out, config, loss)
 
 
@@ -111,6 +111,43 @@ def test_training_lowers_the_loss(target, tmp_path):
     run._train_step = recorded
     run.run()
     assert sum(last[-10:]) / 10 < 0.8 * sum(first) / len(first)
+
+
+def test_bfloat16_products_train_float32_weights(target, tmp_path):
+    """A step of 1e-6 is below bfloat16's spacing: the weights could not move in it."""
+    write_data(tmp_path / "data")
+    config = replace(
+        CONFIG, dtype="bfloat16", learning_rate=1e-6, norm_rate_factor=1, muon_rate=0, max_steps=3
+    )
+    run = trainer(target, Trainer, tmp_path / "data", tmp_path / "out", config)
+    before = {name: value.detach().clone() for name, value in run.layer.named_parameters()}
+    run.run()
+    assert {value.dtype for value in run.worker.parameters()} == {torch.bfloat16}
+    for name, value in run.layer.named_parameters():
+        assert value.dtype == torch.float32
+        assert not torch.equal(value, before[name]), name
+        still = value.bfloat16() == before[name].bfloat16()
+        assert value.dim() < 2 or still.float().mean() > 0.9, name
+    read = load_file(tmp_path / "out" / "checkpoint.safetensors")
+    assert torch.equal(read["layer.projection.weight"], run.layer.projection.weight)
+
+
+def test_bfloat16_takes_the_steps_of_float32(target, tmp_path):
+    """The same batches move the weights nearly the same way; control: other batches do not."""
+    write_data(tmp_path / "data")
+    moved = {}
+    for name, changes in (
+        ("float32", {}),
+        ("bfloat16", {"dtype": "bfloat16"}),
+        ("other batches", {"seed": 1}),
+    ):
+        config = replace(CONFIG, muon_rate=0, max_steps=1, warmup_steps=1, **changes)
+        run = trainer(target, Trainer, tmp_path / "data", tmp_path / name, config)
+        before = run.layer.projection.weight.detach().clone()
+        run.run()
+        moved[name] = (run.layer.projection.weight.detach() - before).flatten()
+    like = {name: torch.cosine_similarity(moved["float32"], moved[name], 0) for name in moved}
+    assert like["bfloat16"] > 0.9 > 0.7 > like["other batches"]
 
 
 def test_an_empty_data_folder_is_refused_in_one_sentence(target, tmp_path):

@@ -100,12 +100,14 @@ def sample(
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
     """One token id for each row of [rows, vocabulary]; temperature 0 is greedy."""
-    greedy = logits.argmax(-1)
+    tokens = logits.argmax(-1)
     if temperatures is None or not temperatures.any():
-        return greedy
-    scaled = logits / temperatures.clamp_min(1e-6)[:, None]
-    noise = torch.empty_like(logits).exponential_(generator=generator)
-    return torch.where(temperatures > 0, (scaled.softmax(-1) / noise).argmax(-1), greedy)
+        return tokens
+    warm = temperatures.nonzero()[:, 0]
+    probs = (logits[warm].float() / temperatures[warm, None]).softmax(-1)
+    noise = torch.empty_like(probs).exponential_(generator=generator)
+    tokens[warm] = (probs / noise).argmax(-1)
+    return tokens
 
 
 def save_outputs(path: Path, outputs: list[Output]) -> None:

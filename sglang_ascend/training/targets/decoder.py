@@ -48,10 +48,12 @@ class RowCache:
 
 
 class Decoder:
-    """A target in fp32 with room for `rows` sequences of at most `max_length` tokens."""
+    """A target in `dtype` with room for `rows` sequences of at most `max_length` tokens."""
 
-    def __init__(self, target: Target, rows: int, max_length: int) -> None:
-        model = target.load_model()
+    def __init__(
+        self, target: Target, rows: int, max_length: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        model = target.load_model(dtype)
         self.model, self.head = model.model, model.lm_head
         self.cache = RowCache(rows, max_length)
 

@@ -205,15 +205,15 @@ class Target:
         """[hidden_size], the weight of the norm before the head."""
         return self.read(["model.norm.weight"])["model.norm.weight"]
 
-    def load_model(self) -> Any:
-        """The model in fp32 without MTP layers, for inference with an attention mask."""
+    def load_model(self, dtype: torch.dtype = torch.float32) -> Any:
+        """The model in `dtype` without MTP layers, for inference with an attention mask."""
         from transformers import logging
 
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()  # it would list the MTP layer's tensors as unexpected
         try:
             model = self.model_class.from_pretrained(
-                self.folder, config=self.model_config, dtype=torch.float32
+                self.folder, config=self.model_config, dtype=dtype
             )
         finally:
             logging.set_verbosity(verbosity)
