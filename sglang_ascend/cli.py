@@ -15,6 +15,7 @@ from sglang_ascend.ptq.cli import evaluate, quantize
 from sglang_ascend.quantization.cli import app as quantization_app
 from sglang_ascend.speculative.adaptive.cli import plan_speculation
 from sglang_ascend.training.cli import app as training_app
+from sglang_ascend.training.pipeline.command import train_mtp
 from sglang_ascend.training.vocabulary.command import build_vocabulary
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app.command()(bench)
 app.command()(chat)
 app.command()(plan_speculation)
 app.command()(build_vocabulary)
+app.command()(train_mtp)
 
 
 def _print_version(wanted: bool) -> None:

@@ -18,7 +18,8 @@ from recipes.nano_deepseek.generate import MAX_NEW_TOKENS, corpus_prompts
 from recipes.nano_deepseek.text.questions import draw_questions
 from recipes.nano_deepseek.text.tokenizer import END_ID
 from sglang_ascend.training.acceptance import Output, evaluate
-from sglang_ascend.training.generation.outputs import chat_prompts, continue_prompts, read_prompts
+from sglang_ascend.training.generation.outputs import chat_prompts, continue_prompts
+from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import own_layer
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sglang_ascend.training.generation.conversation import REPLY, USER
 from sglang_ascend.training.generation.generate import GenerateConfig, Generator
-from sglang_ascend.training.generation.outputs import chat_prompts, continue_prompts, read_prompts
+from sglang_ascend.training.generation.outputs import chat_prompts, continue_prompts
+from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.targets.families import Target
 
 ROWS = 24

@@ -42,7 +42,7 @@ def generate(
     """Let the target write user turns and replies; store tokens and hiddens. Resumable."""
     _use_threads(threads)
     from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
-    from sglang_ascend.training.generation.outputs import read_prompts
+    from sglang_ascend.training.generation.prompt_files import read_prompts
     from sglang_ascend.training.generation.prompts import prompt_key
     from sglang_ascend.training.targets.families import Target
 
@@ -129,13 +129,14 @@ def evaluate(
     from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
     from sglang_ascend.training.acceptance import evaluate as measure
     from sglang_ascend.training.generation import outputs as replies
+    from sglang_ascend.training.generation.prompt_files import read_prompts
     from sglang_ascend.training.targets.families import Target
     from sglang_ascend.training.targets.start import own_layer, trained_layer
 
     target = Target.open(folder)
     layer = trained_layer(target, run) if run else own_layer(target)
     if not outputs.exists():
-        rows = replies.read_prompts(prompts)
+        rows = read_prompts(prompts)
         replies.save_outputs(outputs, replies.greedy_outputs(target, rows, max_new_tokens))
     embedding, head = target.embedding_and_head()
     draft_ids = read_draft_vocabulary(vocabulary, len(head)) if vocabulary else None

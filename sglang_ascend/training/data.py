@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from sglang_ascend.training.generation.conversation import FORCED
+from sglang_ascend.training.generation.shards import read_shard
 
 Tensor = torch.Tensor
 
@@ -26,7 +26,7 @@ def load_shards(paths: list[Path]) -> list[Sequence]:
     """All conversations of `paths`; `trained` marks the tokens that the model itself wrote."""
     sequences = []
     for path in paths:
-        shard = load_file(path)
+        shard = read_shard(path)
         lengths = shard["lengths"].tolist()
         parts = zip(
             shard["tokens"].long().split(lengths),

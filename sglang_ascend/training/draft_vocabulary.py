@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from sglang_ascend.speculative.vocabulary import FILE_NAME
+from sglang_ascend.training.generation.shards import read_shard
 
 
 def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int) -> list[int]:
@@ -23,7 +23,7 @@ def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int)
         raise FileNotFoundError(f"{data} holds no shard: run `generate` first.")
     counts = torch.zeros(vocab_size, dtype=torch.float64)
     for path in paths:
-        counts += torch.bincount(load_file(path)["tokens"].long(), minlength=vocab_size)
+        counts += torch.bincount(read_shard(path)["tokens"].long(), minlength=vocab_size)
     # Ties, above all among tokens never seen, go to the lower id.
     counts -= torch.arange(vocab_size, dtype=torch.float64) / (2 * vocab_size)
     counts[special_ids] = float("inf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -67,7 +68,7 @@ def generated(data: Path) -> dict[str, Any]:
 
 def last_losses(log: Path, entries: int = 20) -> dict[str, Any]:
     """Steps, rows and the mean distance of each recursion step over the last log entries."""
-    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    lines = read_log(log)
     last = lines[-entries:]
     steps = zip(*(line["losses"] for line in last), strict=True)
     return {
@@ -75,6 +76,23 @@ def last_losses(log: Path, entries: int = 20) -> dict[str, Any]:
         "trained_tokens": sum(line["rows"] for line in lines),
         "losses": [round(sum(step) / len(last), 4) for step in steps],
     }
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log of steps; of a step that was done again after a kill, its last."""
+    by_step = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue  # what a kill cut
+        by_step[line["step"]] = line
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -78,24 +78,33 @@ class Trainer:
         self.shards: list[str] = []
         out.mkdir(parents=True, exist_ok=True)
 
-    def run(self) -> None:
-        """Trains to `max_steps`, from the checkpoint in the folder if there is one."""
-        if self._restore():
+    def run(self, watch: Callable[[Trainer], str] = lambda trainer: "") -> None:
+        """Trains to `max_steps`, from the checkpoint in the folder if there is one.
+
+        `watch` is called after each checkpoint; what it says stands beside the bar.
+        """
+        present = self._present_shards()
+        if self._restore() and set(self.shards) <= set(present):
             self._begin_pass(self.shards)
-        else:
-            self._begin_pass(self._present_shards())
-        with tqdm(total=self.config.max_steps, initial=self.step, unit="step") as bar:
+        else:  # at the start, or where a shard of the pass was damaged and made again
+            self.batch_number = 0
+            self._begin_pass(present)
+        said = ""
+        with tqdm(desc="train", total=self.config.max_steps, initial=self.step, unit="step") as bar:
             while self.step < self.config.max_steps:
                 if self.batch_number >= len(self.batches):
                     self.pass_number, self.batch_number = self.pass_number + 1, 0
                     self._begin_pass(self._present_shards())
                 losses, num_rows = self._train_step()
-                bar.set_postfix_str(" ".join(f"{value:.3f}" for value in losses))
+                shown = "loss " + " ".join(f"{value:.3f}" for value in losses)
+                bar.set_postfix_str(f"{shown} {said}")
                 bar.update()
                 self._log(losses, num_rows)
                 if self.step % self.config.checkpoint_steps == 0:
                     self._save()
+                    said = watch(self)
         self._save()
+        watch(self)
 
     def _present_shards(self) -> list[str]:
         names = sorted(path.name for path in self.data.glob("*.safetensors"))

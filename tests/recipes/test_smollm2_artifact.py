@@ -14,7 +14,8 @@ from sglang_ascend.models.catalog import model_path
 from sglang_ascend.models.smollm2 import ARTIFACT
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 from sglang_ascend.training.acceptance import Output, evaluate
-from sglang_ascend.training.generation.outputs import greedy_outputs, read_prompts
+from sglang_ascend.training.generation.outputs import greedy_outputs
+from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import new_layer, own_layer

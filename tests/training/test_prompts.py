@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_ascend.training.generation.outputs import read_prompts
+from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.generation.prompts import (
     DOMAINS,
     TEMPLATES,
@@ -47,8 +47,38 @@ def test_every_template_is_filled_completely():
     assert not any("{" in templated_prompt(rng) for _ in range(2_000))
 
 
-def test_a_prompt_file_of_another_form_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["one  two", "three", "one two"]',
+        '[{"prompt": "one  two"}, {"prompt": "three", "domain": "prompts"}]',
+        '"one  two"\n\n{"messages": [{"role": "system", "content": "be brief"}, '
+        '{"role": "user", "content": "three"}]}\n',
+        '{"prompt": "one  two", "answer": 1}\n{"prompt": "three"}\n{"prompt": "three"}',
+    ],
+)
+def test_prompts_come_from_lists_and_lines_and_are_not_repeated(text, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(text)
+    wanted = ["one  two", "three"]
+    assert read_prompts(path) == [{"domain": "prompts", "prompt": one} for one in wanted]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "holds no prompt: write one a line"),
+        ("[]", "holds no prompt: write one a line"),
+        ("[3]", "row 1 is none of a string"),
+        ('"one"\n{"question": "two"}', "row 2 is none of a string"),
+        ('"one"\n{"prompt": ', "prompts.json:2 is not JSON"),
+        ("[1, ", "prompts.json:1 is not JSON"),
+        ('{"prompt": "  "}', "row 1 is none of"),
+    ],
+)
+def test_a_prompt_file_of_another_form_is_refused(text, sentence, tmp_path):
     path = tmp_path / "prompts.json"
-    path.write_text('["hello"]')
-    with pytest.raises(ValueError, match=r"prompts.json must be a JSON list"):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=sentence) as refused:
         read_prompts(path)
+    assert str(path) in str(refused.value)

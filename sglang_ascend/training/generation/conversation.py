@@ -19,14 +19,25 @@ class ChatTokens:
     prefix: list[int]  # up to the first user turn
     to_reply: list[int]  # between a user turn and its reply
     to_user: list[int]  # between a reply and the next user turn
+    has_turns: bool = True  # False: a reply is what continues a prompt, and nothing comes after it
 
     @classmethod
     def of(cls, tokenizer) -> ChatTokens:
-        """Reads the parts from the template by rendering one two-turn conversation.
+        """Reads the parts from the template by rendering one two-turn conversation; without a
+        template a prompt begins as the tokenizer begins a text, and the text's end ends its reply.
 
         Raises:
-            ValueError: the template has no such parts.
+            ValueError: the template has no such parts, or there is no token that ends a text.
         """
+        if not tokenizer.chat_template:
+            if tokenizer.eos_token_id is None:
+                raise ValueError(
+                    f"the tokenizer of {tokenizer.name_or_path} has neither a chat template nor "
+                    "an eos_token: name one in its tokenizer_config.json."
+                )
+            # What the tokenizer puts before a text of its own accord, such as <s>.
+            begin = [i for i in tokenizer("").input_ids if i != tokenizer.eos_token_id]
+            return cls(begin, [], [tokenizer.eos_token_id], has_turns=False)
         mark = "\x00"
         turn = [{"role": "user", "content": mark}, {"role": "assistant", "content": mark}]
         parts = tokenizer.apply_chat_template(turn + turn[:1], tokenize=False).split(mark)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from tqdm import tqdm
 
 from sglang_ascend.training.generation.conversation import (
@@ -25,11 +25,12 @@ from sglang_ascend.training.generation.conversation import (
 )
 from sglang_ascend.training.generation.outputs import sample
 from sglang_ascend.training.generation.prompts import prompt_key, templated_prompts
-from sglang_ascend.training.generation.shards import read_prompt_list, write_shard
+from sglang_ascend.training.generation.shards import read_prompt_list, read_shard, write_shard
 from sglang_ascend.training.targets.decoder import Decoder
 from sglang_ascend.training.targets.families import Target
 
 Tensor = torch.Tensor
+MAX_DROPPED = 512  # conversations, and none kept: no more of them will be
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,12 @@ class Generator:
     """Runs conversations through a `Decoder` and yields the finished ones."""
 
     def __init__(
-        self, target: Target, config: GenerateConfig, excluded: set[str], start: int = 0
+        self,
+        target: Target,
+        config: GenerateConfig,
+        excluded: set[str],
+        start: int = 0,
+        prompts: Sequence[str] | None = None,
     ) -> None:
         from transformers import AutoTokenizer
 
@@ -64,7 +70,10 @@ class Generator:
         self.rng = random.Random(seed)
         torch.manual_seed(seed)
         self.excluded = set(excluded)
-        self.templated = templated_prompts(seed, self.excluded)
+        self.prompts = templated_prompts(seed, self.excluded)
+        if prompts is not None:
+            self.prompts = self._not_excluded(prompts)
+        self.num_kept = self.num_dropped = 0
         self.decoder = Decoder(target, config.rows, config.max_length, getattr(torch, config.dtype))
         self.prefix_hidden = self._run_prefix()
 
@@ -76,22 +85,36 @@ class Generator:
         self.decoder.cache.share_prefix(len(hidden))
         return hidden
 
-    def _start(self) -> Conversation:
+    def _not_excluded(self, prompts: Sequence[str]) -> Iterator[str]:
+        """Those of `prompts` that are not held out, not done, and leave room for a reply."""
+        room = self.config.max_length - self.config.max_reply_tokens // 4
+        for prompt in prompts:
+            length = len(self.tokenizer(prompt, add_special_tokens=False).input_ids)
+            overhead = len(self.chat.prefix) + len(self.chat.to_reply)
+            if prompt_key(prompt) not in self.excluded and length + overhead <= room:
+                self.excluded.add(prompt_key(prompt))
+                yield prompt
+
+    def _start(self) -> Conversation | None:
+        """A new conversation; None once there is no prompt left for it."""
         config, chat = self.config, self.chat
         stages = deque([REPLY])
         prompt = None
         queue: list[int] = []
-        if self.rng.random() < config.own_prompt_share:
+        if chat.has_turns and self.rng.random() < config.own_prompt_share:
             stages.appendleft(USER)
         else:
-            prompt = next(self.templated)
+            prompt = next(self.prompts, None)
+            if prompt is None:
+                return None
             queue = self.tokenizer(prompt, add_special_tokens=False).input_ids
             queue = [*queue, *chat.to_reply]
-        if self.rng.random() < config.second_turn_share:
+        if chat.has_turns and self.rng.random() < config.second_turn_share:
             stages.extend([USER, REPLY])
+        first = list(chat.prefix) or [queue.pop(0)]
         row = Conversation(
-            tokens=list(chat.prefix),
-            roles=[FORCED] * len(chat.prefix),
+            tokens=first,
+            roles=[FORCED] * len(first),
             queue=deque(queue),
             stages=stages,
             temperature=self.rng.choice(config.reply_temperatures),
@@ -103,27 +126,45 @@ class Generator:
 
     @torch.inference_mode()
     def run(self) -> Iterator[Conversation]:
-        """Endlessly yields finished conversations, every token but the last with its hidden."""
+        """Yields finished conversations, every token but the last with its hidden, until there is
+        no prompt left; the templates never end.
+
+        Raises:
+            ValueError: nothing but loops is written.
+        """
         rows = [self._start() for _ in range(self.config.rows)]
-        while True:
-            tokens = torch.tensor([row.tokens[-1] for row in rows])
-            positions = torch.tensor([len(row.tokens) - 1 for row in rows])
+        while any(rows):
+            # A row without a conversation is fed token 0 at its first position, for nobody.
+            tokens = torch.tensor([row.tokens[-1] if row else 0 for row in rows])
+            positions = torch.tensor([len(row.tokens) - 1 if row else 0 for row in rows])
             hidden = self.decoder.step(tokens, positions)
             kept = hidden.bfloat16()
-            for index, row in enumerate(rows):
+            running = [(index, row) for index, row in enumerate(rows) if row]
+            for index, row in running:
                 row.hidden.append(kept[index])
-            sampling = [i for i, row in enumerate(rows) if not row.queue]
-            drawn = self._sample(hidden[sampling], [rows[i] for i in sampling])
-            for row in rows:
+            sampling = [(index, row) for index, row in running if not row.queue]
+            drawn = self._sample(hidden[[i for i, _ in sampling]], [row for _, row in sampling])
+            for _, row in running:
                 if row.queue:
                     row.append(row.queue.popleft(), FORCED)
                     row.stage_start = len(row.tokens)
-            for index, token in zip(sampling, drawn, strict=True):
-                state = self._advance(rows[index], token)
+            for (index, row), token in zip(sampling, drawn, strict=True):
+                state = self._advance(row, token)
                 if state == "finished":
-                    yield rows[index]
+                    self.num_kept += 1
+                    yield row
+                if state == "dropped":
+                    self._count_dropped()
                 if state != "running":
                     rows[index] = self._start()
+
+    def _count_dropped(self) -> None:
+        self.num_dropped += 1
+        if self.num_dropped >= MAX_DROPPED and not self.num_kept:
+            raise ValueError(
+                f"the first {MAX_DROPPED} conversations of {self.tokenizer.name_or_path} all loop "
+                "or say nothing: pass a model that answers, or prompts that it can answer."
+            )
 
     def _sample(self, hidden: Tensor, rows: list[Conversation]) -> list[int]:
         """One token per row: greedy replies, sampled replies, user turns at T=1 with min-p."""
@@ -176,30 +217,33 @@ class Generator:
 
 
 def generate_shards(
-    target: Target, out: Path, config: GenerateConfig, excluded: set[str], num_tokens: int
+    target: Target,
+    out: Path,
+    config: GenerateConfig,
+    excluded: set[str],
+    num_tokens: int,
+    prompts: Sequence[str] | None = None,
 ) -> None:
-    """Adds shards of `config.seed` to `out` until that seed's hold `num_tokens` sampled tokens.
+    """Adds shards of `config.seed` to `out` until that seed's hold `num_tokens` sampled tokens, or
+    `prompts` has none left; without it the templates give them.
 
     After a kill the same call goes on behind the last whole shard, with a fresh random state.
     """
     out.mkdir(parents=True, exist_ok=True)
     done = sorted(out.glob(f"shard-{config.seed:03d}-*.safetensors"))
-    counted = sum(int((load_file(path)["roles"] != FORCED).sum()) for path in done)
+    counted = sum(int((read_shard(path)["roles"] != FORCED).sum()) for path in done)
     if counted >= num_tokens:
         return
     excluded = excluded | {prompt_key(prompt) for path in done for prompt in read_prompt_list(path)}
-    generator = Generator(target, config, excluded, start=len(done))
-    finished: list[Conversation] = []
-    with tqdm(total=num_tokens, initial=counted, unit="token") as bar:
-        for conversation in generator.run():
-            finished.append(conversation)
-            if len(finished) < config.sequences_per_shard:
-                continue
-            path = out / f"shard-{config.seed:03d}-{len(done):05d}.safetensors"
+    number = 1 + int(done[-1].stem.rpartition("-")[2]) if done else 0
+    generator = Generator(target, config, excluded, number, prompts)
+    with tqdm(desc="generate", total=num_tokens, initial=counted, unit="token") as bar:
+        conversations = generator.run()
+        while finished := list(islice(conversations, config.sequences_per_shard)):
+            path = out / f"shard-{config.seed:03d}-{number:05d}.safetensors"
             written = write_shard(path, finished)
-            done.append(path)
-            finished = []
-            counted += written
+            number, counted = number + 1, counted + written
+            bar.set_postfix(kept=generator.num_kept, dropped=generator.num_dropped)
             bar.update(written)
             if counted >= num_tokens:
                 return

@@ -16,23 +16,11 @@ from sglang_ascend.training.targets.decoder import Decoder
 from sglang_ascend.training.targets.families import Target
 
 
-def read_prompts(path: Path) -> list[dict[str, str]]:
-    """A JSON list of {"domain", "prompt"}.
-
-    Raises:
-        ValueError: the file holds anything else.
-    """
-    prompts = json.loads(path.read_text())
-    wanted = {"domain", "prompt"}
-    if not isinstance(prompts, list) or any(
-        not isinstance(row, dict) or set(row) != wanted for row in prompts
-    ):
-        raise ValueError(f'{path} must be a JSON list of {{"domain": …, "prompt": …}} objects.')
-    return prompts
-
-
 def chat_prompts(tokenizer, prompts: list[dict[str, str]]) -> list[list[int]]:
-    """Token ids of every prompt as a first user turn, up to where the reply begins."""
+    """Token ids of every prompt as a first user turn, up to where the reply begins; without a chat
+    template the reply is what continues the prompt."""
+    if not tokenizer.chat_template:
+        return [tokenizer(row["prompt"]).input_ids for row in prompts]
     turns = [[{"role": "user", "content": row["prompt"]}] for row in prompts]
     texts = [
         tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)

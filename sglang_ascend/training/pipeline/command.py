@@ -1,0 +1,120 @@
+"""`sglang-ascend train-mtp`."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from sglang_ascend.bench.options import refusals
+from sglang_ascend.training.pipeline import options as asked
+
+NOT_OPTIONS = ("target", "out", "threads")
+DTYPES = ("float32", "bfloat16")
+
+
+def train_mtp(
+    target: asked.TargetArgument,
+    out: asked.OutOption,
+    tokens: asked.TokensOption = 500_000,
+    prompts: asked.PromptsOption = None,
+    held_out: asked.HeldOutOption = None,
+    own_share: asked.OwnShareOption = None,
+    temperature_mix: asked.TemperatureMixOption = "0,0,0,0,1",
+    max_length: asked.MaxLengthOption = 320,
+    max_new_tokens: asked.MaxNewTokensOption = 192,
+    init: asked.InitOption = False,
+    max_steps: asked.MaxStepsOption = None,
+    loss: asked.LossOption = "kl",
+    num_steps: asked.NumStepsOption = 3,
+    learning_rate: asked.LearningRateOption = 2e-3,
+    muon_rate: asked.MuonRateOption = 0.02,
+    tokens_per_batch: asked.TokensPerBatchOption = 2048,
+    vocabulary: asked.VocabularyOption = 16384,
+    dtype: asked.DtypeOption = "float32",
+    seed: int = 0,
+    threads: asked.ThreadsOption = None,
+) -> None:
+    """Train the MTP layer of a checkpoint, from the target to a folder that is served.
+
+    The target writes replies; a layer learns to draft them K tokens ahead, and is measured on
+    prompts that it never saw; layer and target are joined, checked as a server checks them, and
+    written to OUT/model with the plots, provenance and hashes beside it.
+
+    Run the same command again after a kill, a full disk or a power cut: finished stages are kept,
+    the others go on. With larger --tokens or --max-steps a finished training goes on too. An option
+    that would spoil what is there is refused by name.
+
+    Example: `sglang-ascend train-mtp my-llama --out my-llama-mtp --tokens 500000`
+    """
+    options = {name: value for name, value in locals().items() if name not in NOT_OPTIONS}
+    with refusals(), full_disk(out):
+        options["temperature_mix"] = _temperatures(temperature_mix)
+        if own_share is None:
+            options["own_share"] = 0.0 if prompts else 0.6
+        if dtype not in DTYPES:
+            raise ValueError(f"--dtype {dtype!r} is none of {', '.join(DTYPES)}.")
+        _train(target, out, options, threads)
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = (-1.0,)
+    if min(found) < 0:
+        raise ValueError(f"--temperature-mix {text!r} is no list of temperatures: write 0,0,1.")
+    return found
+
+
+def _train(target: Path, out: Path, options: dict[str, Any], threads: int | None) -> None:
+    # Behind the help, which loads no torch.
+    import torch
+    from rich.console import Console
+
+    from sglang_ascend.training.pipeline.build import Options, Pipeline
+    from sglang_ascend.training.pipeline.stages import alone_in
+
+    if threads:
+        torch.set_num_threads(threads)
+    console = Console(stderr=True, highlight=False)
+    with alone_in(out):
+        report = Pipeline(target, out, Options(**options), console.print).run()
+    for name, figures in report.items():
+        found = figures["all"]
+        shares = " ".join(f"{share:.2f}" for share in found.get("conditional", ()))
+        length = found.get("acceptance_length", "unknown: every held-out reply loops")
+        console.print(f"{name}: accepted {shares}, tokens per forward {length}")
+    console.print(
+        f"serve it: python -m sglang.launch_server --model-path {out / 'model'} "
+        "--speculative-algorithm MTP"
+    )
+    typer.echo(out / "model")
+
+
+@contextmanager
+def full_disk(out: Path) -> Iterator[None]:
+    """Says of a write that found no room what is to be done; what was there before is whole.
+
+    safetensors reports it in an exception of its own.
+    """
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        code = getattr(error, "errno", None)
+        if code in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error):
+            raise ValueError(
+                f"no space is left for {out}: free some and run the same command again, which goes "
+                "on from what is there."
+            ) from None
+        if isinstance(error, SafetensorError):
+            raise ValueError(
+                f"a file of {out} cannot be read or written ({error}): run the same command again."
+            ) from None
+        raise

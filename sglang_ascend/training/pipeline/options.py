@@ -1,0 +1,133 @@
+"""What `train-mtp` can be asked, in the words of its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+# Panels of the help.
+DATA, LAYER, RESULT = "What the layer learns from", "How it is trained", "What is written"
+
+TargetArgument = Annotated[
+    Path,
+    typer.Argument(
+        help="Checkpoint folder of a Llama, Qwen2, MiMo, DeepSeek-V3 or GLM-4 MoE: config.json, "
+        "safetensors, tokenizer. With an MTP layer to go on from, or without one."
+    ),
+]
+OutOption = Annotated[
+    Path,
+    typer.Option(help="Work folder; OUT/model is what is served.", rich_help_panel=RESULT),
+]
+TokensOption = Annotated[
+    int,
+    typer.Option(min=1, help="Tokens that the target writes to learn from.", rich_help_panel=DATA),
+]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Your prompts, JSON or JSON lines: strings, {prompt} or {messages}. The closer to "
+        "what your server is asked, the better. Without it: this package's templates.",
+        rich_help_panel=DATA,
+    ),
+]
+HeldOutOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Prompts that are only measured on, as --prompts. Without it: every 20th of "
+        "--prompts, or those of `sglang-ascend bench`.",
+        rich_help_panel=DATA,
+    ),
+]
+OwnShareOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="Share of conversations whose user turn the target writes too. Without it: 0.6, "
+        "with --prompts 0.",
+        rich_help_panel=DATA,
+    ),
+]
+TemperatureMixOption = Annotated[
+    str,
+    typer.Option(
+        help="A reply's temperature is drawn from these; 0 is greedy.", rich_help_panel=DATA
+    ),
+]
+MaxLengthOption = Annotated[
+    int,
+    typer.Option(
+        min=64,
+        help="Tokens of a conversation; longer prompts are left out.",
+        rich_help_panel=DATA,
+    ),
+]
+MaxNewTokensOption = Annotated[
+    int, typer.Option(min=8, help="Tokens of a reply.", rich_help_panel=DATA)
+]
+InitOption = Annotated[
+    bool,
+    typer.Option(
+        "--init",
+        help="Begin with a new layer although the target has one. A target without one always "
+        "gets a new one.",
+        rich_help_panel=LAYER,
+    ),
+]
+MaxStepsOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Optimizer steps. Without it: five times over the tokens. More of them later "
+        "prolong a finished training.",
+        rich_help_panel=LAYER,
+    ),
+]
+LossOption = Annotated[
+    str,
+    typer.Option(
+        help="Distance of a draft to the target: ce, kl, tv, lk or hybrid.",
+        rich_help_panel=LAYER,
+    ),
+]
+NumStepsOption = Annotated[
+    int,
+    typer.Option(
+        min=1, max=15, help="Drafts K that the layer is trained for.", rich_help_panel=LAYER
+    ),
+]
+LearningRateOption = Annotated[
+    float, typer.Option(min=0.0, help="Peak rate of AdamW.", rich_help_panel=LAYER)
+]
+MuonRateOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        help="Peak rate of the matrices by Muon; 0 gives them to AdamW.",
+        rich_help_panel=LAYER,
+    ),
+]
+TokensPerBatchOption = Annotated[
+    int, typer.Option(min=64, help="Padded tokens of a batch.", rich_help_panel=LAYER)
+]
+VocabularyOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Tokens that drafts may propose, the most frequent ones; 0 allows all. "
+        "Verification always has the full vocabulary.",
+        rich_help_panel=RESULT,
+    ),
+]
+DtypeOption = Annotated[
+    str,
+    typer.Option(
+        help="Of the products: float32, whose killed training ends in the same weights bit by bit, "
+        "or bfloat16 where the processor multiplies that fast.",
+        rich_help_panel=LAYER,
+    ),
+]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]

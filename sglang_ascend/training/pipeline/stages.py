@@ -1,0 +1,132 @@
+"""Which stages are done, by which options, after what: a file that a killed command goes on by."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "stages.json"
+LOCK_NAME = "lock"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage and the options that decide what it writes, by the names that a user knows.
+
+    Attributes:
+        fixed: what has been made is of no use with another value of these.
+        grows: numbers that may be larger next time; the stage then goes on.
+        again: the stage is cheap and is done again whenever its options or stages before changed.
+    """
+
+    name: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    grows: Mapping[str, int] = field(default_factory=dict)
+    again: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {**self.fixed, **self.grows}
+
+
+class Stages:
+    """The record in `out`; a stage is entered into it before it begins and again when it is done.
+
+    Raises:
+        ValueError: the record cannot be read.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.path = out / FILE_NAME
+        self.entries: dict[str, dict[str, Any]] = {}
+        if self.path.exists():
+            try:
+                self.entries = json.loads(self.path.read_text(encoding="utf-8"))["stages"]
+            except (ValueError, KeyError, TypeError):
+                raise ValueError(
+                    f"{self.path} is damaged: delete it to begin again over what the folder holds, "
+                    "or name another --out."
+                ) from None
+        self._after = ""
+
+    def check(self, stages: list[Stage]) -> None:
+        """Refuses options that would spoil what is there, before anything is computed.
+
+        Raises:
+            ValueError: naming the first.
+        """
+        for stage in stages:
+            entry = self.entries.get(stage.name)
+            if entry is None or stage.again:
+                continue
+            before = entry["options"]
+            for name, value in _plain(stage.fixed).items():
+                if before.get(name) != value:
+                    raise ValueError(
+                        f"{name} is {value} and was {before.get(name)} when stage {stage.name!r} "
+                        f"of {self.path.parent} began: keep it as it was, or name another --out."
+                    )
+            for name, value in stage.grows.items():
+                if before.get(name, 0) > value:
+                    raise ValueError(
+                        f"{name} is {value} and was {before[name]} when stage {stage.name!r} of "
+                        f"{self.path.parent} began: ask for as many or more, or name another --out."
+                    )
+
+    def is_done(self, stage: Stage) -> bool:
+        entry = self.entries.get(stage.name, {})
+        same = entry.get("options") == _plain(stage.options) and entry.get("after") == self._after
+        return bool(entry.get("done") and same)
+
+    def begin(self, stage: Stage) -> None:
+        self._enter(stage, done=False)
+
+    def finish(self, stage: Stage) -> None:
+        self._enter(stage, done=True)
+
+    def pass_by(self, stage: Stage) -> None:
+        """Goes on behind a stage that is done: later ones depend on it."""
+        text = json.dumps([self._after, self.entries[stage.name]["options"]], sort_keys=True)
+        self._after = hashlib.sha256(text.encode()).hexdigest()
+
+    def _enter(self, stage: Stage, done: bool) -> None:
+        options = _plain(stage.options)
+        self.entries[stage.name] = {"options": options, "after": self._after, "done": done}
+        write_json(self.path, {"stages": self.entries})
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Atomically: a reader finds the old file or the new one."""
+    part = path.with_name(path.name + ".part")
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+@contextmanager
+def alone_in(out: Path) -> Iterator[None]:
+    """Keeps a second command out of `out`; the kernel lets go of it when this process ends.
+
+    Raises:
+        ValueError: another process is at work there.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / LOCK_NAME).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another command is at work in {out}: wait for it, or name another --out."
+            ) from None
+        yield
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON gives them back."""
+    return json.loads(json.dumps(options))
