@@ -63,7 +63,7 @@ def continue_prompts(
     decoder = Decoder(target, len(rows), steps)
     hidden: list[list[torch.Tensor]] = [[] for _ in rows]
     done = [False] * len(rows)
-    for position in trange(steps, unit="token"):
+    for position in trange(steps, desc="replies", unit="token"):
         tokens = torch.tensor([row[min(position, len(row) - 1)] for row in rows])
         states = decoder.step(tokens, torch.full((len(rows),), position))
         following = sample(decoder.logits(states), temperatures, generator).tolist()

@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from sglang_ascend.training.generation.outputs import greedy_outputs, load_outpu
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.generation.prompts import prompt_key
 from sglang_ascend.training.loss import LossConfig
+from sglang_ascend.training.pipeline.options import Options
 from sglang_ascend.training.pipeline.plots import acceptance_plot, loss_plot
 from sglang_ascend.training.pipeline.stages import Stage, Stages, write_json
 from sglang_ascend.training.pipeline.watch import FILE_NAME as ACCEPTANCE_LOG
@@ -30,34 +31,12 @@ from sglang_ascend.training.pipeline.watch import Watch
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import own_layer, started_layer, trained_layer
-from sglang_ascend.training.trainer import TrainConfig, Trainer
+from sglang_ascend.training.trainer import CHECKPOINT, TrainConfig, Trainer
 
+HELD_OUT = "held-out.safetensors"
 PASSES = 5  # over the sampled tokens, where --max-steps does not say
 LOOKS = 20  # at the acceptance while the layer trains
 HOLD_OUT_EVERY, MAX_HELD_OUT = 20, 40  # of the user's prompts, where --held-out names none
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `train-mtp` is asked for; the command has the words for each."""
-
-    tokens: int = 500_000
-    max_steps: int | None = None
-    prompts: Path | None = None
-    held_out: Path | None = None
-    temperature_mix: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 1.0)
-    own_share: float = 0.6
-    max_length: int = 320
-    max_new_tokens: int = 192
-    init: bool = False
-    loss: str = "kl"
-    num_steps: int = 3
-    learning_rate: float = 2e-3
-    muon_rate: float = 0.02
-    tokens_per_batch: int = 2048
-    vocabulary: int = 16384
-    dtype: str = "float32"
-    seed: int = 0
 
 
 class Pipeline:
@@ -117,9 +96,19 @@ class Pipeline:
             if not done:
                 self.stages.begin(stage)
                 work()
-                self.stages.finish(stage)
+                self.stages.finish(stage, self._written(stage.name))
             self.stages.pass_by(stage)
         return provenance.read_json(self.out / "acceptance.json")
+
+    def _written(self, stage: str) -> list[Path]:
+        """What stages behind `stage` go on from."""
+        files = {
+            "held-out replies": [self.out / HELD_OUT],
+            "generate": sorted(self.data.glob("*.safetensors")),
+            "train": [self.run_folder / CHECKPOINT],
+            "export": sorted(self.model.iterdir()) if self.model.exists() else [],
+        }
+        return files.get(stage, [])
 
     @cached_property
     def target_hashes(self) -> dict[str, str]:
@@ -173,10 +162,10 @@ class Pipeline:
 
     def _write_held_out(self) -> None:
         outputs = greedy_outputs(self.target, self.held_out, self.options.max_new_tokens)
-        save_outputs(self.out / "held-out.safetensors", outputs)
+        save_outputs(self.out / HELD_OUT, outputs)
 
     def _held_out_outputs(self) -> list[Output]:
-        return load_outputs(self.out / "held-out.safetensors")
+        return load_outputs(self.out / HELD_OUT)
 
     def _generate(self) -> None:
         options = self.options
@@ -203,6 +192,7 @@ class Pipeline:
 
     def _train(self) -> None:
         options, steps = self.options, self._max_steps()
+        self.stages.check_files("generate")
         layer = started_layer(
             self.target, self.data, self.run_folder, options.seed, from_scratch=options.init
         )
@@ -219,7 +209,7 @@ class Pipeline:
         loss = LossConfig(num_steps=options.num_steps, kind=options.loss)
         embedding, head = self.target.embedding_and_head()
         trainer = Trainer(layer, embedding, head, self.data, self.run_folder, config, loss)
-        watch = Watch(layer, self._held_out_outputs(), options.num_steps, max(1, steps // LOOKS))
+        watch = Watch(layer, self._held_out_outputs(), options.num_steps, max(5, steps // LOOKS))
         trainer.run(watch)
         log = provenance.read_log(self.run_folder / "log.jsonl")
         looks = provenance.read_log(self.run_folder / ACCEPTANCE_LOG)

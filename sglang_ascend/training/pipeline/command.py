@@ -75,24 +75,24 @@ def _train(target: Path, out: Path, options: dict[str, Any], threads: int | None
     # Behind the help, which loads no torch.
     import torch
     from rich.console import Console
+    from transformers.utils import logging
 
-    from sglang_ascend.training.pipeline.build import Options, Pipeline
+    from sglang_ascend.training.pipeline.build import Pipeline
     from sglang_ascend.training.pipeline.stages import alone_in
 
+    logging.disable_progress_bar()  # each stage has one of its own
     if threads:
         torch.set_num_threads(threads)
     console = Console(stderr=True, highlight=False)
     with alone_in(out):
-        report = Pipeline(target, out, Options(**options), console.print).run()
+        report = Pipeline(target, out, asked.Options(**options), console.print).run()
     for name, figures in report.items():
         found = figures["all"]
         shares = " ".join(f"{share:.2f}" for share in found.get("conditional", ()))
         length = found.get("acceptance_length", "unknown: every held-out reply loops")
         console.print(f"{name}: accepted {shares}, tokens per forward {length}")
-    console.print(
-        f"serve it: python -m sglang.launch_server --model-path {out / 'model'} "
-        "--speculative-algorithm MTP"
-    )
+    serve = "python -m sglang.launch_server --speculative-algorithm MTP --model-path"
+    typer.echo(f"serve it: {serve} {out / 'model'}", err=True)
     typer.echo(out / "model")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -131,3 +132,26 @@ DtypeOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for."""
+
+    tokens: int = 500_000
+    max_steps: int | None = None
+    prompts: Path | None = None
+    held_out: Path | None = None
+    temperature_mix: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 1.0)
+    own_share: float = 0.6
+    max_length: int = 320
+    max_new_tokens: int = 192
+    init: bool = False
+    loss: str = "kl"
+    num_steps: int = 3
+    learning_rate: float = 2e-3
+    muon_rate: float = 0.02
+    tokens_per_batch: int = 2048
+    vocabulary: int = 16384
+    dtype: str = "float32"
+    seed: int = 0

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from sglang_ascend.training.provenance import sha256
 
 FILE_NAME = "stages.json"
 LOCK_NAME = "lock"
@@ -80,24 +82,47 @@ class Stages:
                     )
 
     def is_done(self, stage: Stage) -> bool:
+        """With these options, after the same stages, and its files are still there."""
         entry = self.entries.get(stage.name, {})
         same = entry.get("options") == _plain(stage.options) and entry.get("after") == self._after
-        return bool(entry.get("done") and same)
+        return bool(entry.get("done") and same and all(map(Path.exists, self._files(stage.name))))
+
+    def check_files(self, name: str) -> None:
+        """Refuses to go on from files of stage `name` that are not as they were written.
+
+        Raises:
+            ValueError: naming the first.
+        """
+        for path, written in self._files(name).items():
+            if sha256(path) != written:
+                raise ValueError(
+                    f"{path} is not what was written there: delete it and run the same command "
+                    "again, which makes another in its place."
+                )
+
+    def _files(self, name: str) -> dict[Path, str]:
+        files = self.entries.get(name, {}).get("files", {})
+        return {self.path.parent / path: digest for path, digest in files.items()}
 
     def begin(self, stage: Stage) -> None:
-        self._enter(stage, done=False)
+        self._enter(stage, False, ())
 
-    def finish(self, stage: Stage) -> None:
-        self._enter(stage, done=True)
+    def finish(self, stage: Stage, files: Iterable[Path] = ()) -> None:
+        """`files` in the folder are what later stages go on from."""
+        self._enter(stage, True, files)
 
     def pass_by(self, stage: Stage) -> None:
         """Goes on behind a stage that is done: later ones depend on it."""
         text = json.dumps([self._after, self.entries[stage.name]["options"]], sort_keys=True)
         self._after = hashlib.sha256(text.encode()).hexdigest()
 
-    def _enter(self, stage: Stage, done: bool) -> None:
-        options = _plain(stage.options)
-        self.entries[stage.name] = {"options": options, "after": self._after, "done": done}
+    def _enter(self, stage: Stage, done: bool, files: Iterable[Path]) -> None:
+        self.entries[stage.name] = {
+            "options": _plain(stage.options),
+            "after": self._after,
+            "done": done,
+            "files": {str(path.relative_to(self.path.parent)): sha256(path) for path in files},
+        }
         write_json(self.path, {"stages": self.entries})
 
 

@@ -1,0 +1,272 @@
+"""Invariant: `sglang-ascend train-mtp` takes a target to a folder that is served, and whatever
+stops it on the way, the same command ends in the same weights."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from tiny_targets import write_target
+from typer.testing import CliRunner
+
+from sglang_ascend.checkpoint import validate_checkpoint
+from sglang_ascend.cli import app
+from sglang_ascend.training import provenance
+from sglang_ascend.training.generation.shards import read_prompt_list
+from sglang_ascend.training.trainer import CHECKPOINT
+
+STEPS = 60
+PROMPTS = [f"Write the {' x' * n} ? a {'the ' * n}" for n in range(1, 13)]
+BASE = ("--tokens", "300", "--max-length", "64", "--max-new-tokens", "20", "--vocabulary", "8")
+BASE += ("--tokens-per-batch", "300", "--own-share", "0.5", "--threads", "1", "--num-steps", "2")
+
+
+def arguments(target: Path, out: Path, *more: object, steps: int = STEPS) -> list[str]:
+    held_out = target.parent / "held-out.json"
+    common = ("--out", out, "--held-out", held_out, "--max-steps", steps, *BASE, *more)
+    return ["train-mtp", str(target), *map(str, common)]
+
+
+def train_mtp(target: Path, out: Path, *more: object, steps: int = STEPS) -> str:
+    """Everything that the command said."""
+    result = CliRunner().invoke(app, arguments(target, out, *more, steps=steps))
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refusal(target: Path, out: Path, *more: object, steps: int = STEPS) -> str:
+    """The one sentence that the command ends with."""
+    result = CliRunner().invoke(app, arguments(target, out, *more, steps=steps))
+    assert result.exit_code == 2, result.output
+    (line,) = [row for row in result.stderr.splitlines() if row.startswith("sglang-ascend: ")]
+    assert "Traceback" not in result.output
+    return line
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "held-out.json").write_text(json.dumps(["a x the ?", "Write a ? x"]))
+    return write_target(folder / "target", "LlamaForCausalLM")
+
+
+@pytest.fixture(scope="module")
+def finished(target) -> Path:
+    """The folder of a command that nothing stopped."""
+    train_mtp(target, target.parent / "finished")
+    return target.parent / "finished"
+
+
+@pytest.fixture
+def generated(finished, tmp_path) -> Path:
+    """The same folder as it was before training began."""
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    shutil.rmtree(out / "run")
+    record = json.loads((out / "stages.json").read_text())
+    kept = {name: record["stages"][name] for name in ("held-out replies", "generate")}
+    (out / "stages.json").write_text(json.dumps({"stages": kept}))
+    return out
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    """Of two work folders: all that training keeps, bit by bit."""
+    one, two = (load_file(out / "run" / CHECKPOINT) for out in (first, second))
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_command_ends_in_a_folder_that_is_served_and_says_where_it_comes_from(target, finished):
+    summary = validate_checkpoint(finished / "model")
+    assert summary is not None
+    assert summary.num_mtp_tensors > 0
+    record = json.loads((finished / "model" / "provenance.json").read_text())
+    assert record["sha256"]["target"]["model.safetensors"] == provenance.sha256(
+        target / "model.safetensors"
+    )
+    for name, digest in record["sha256"]["model"].items():
+        assert provenance.sha256(finished / "model" / name) == digest
+    assert record["data"]["sampled_tokens"] >= 300
+    assert record["options"]["loss"] == "kl"
+    length = record["acceptance"]["trained"]["all"].get("acceptance_length", 1)
+    assert 1 <= length <= 3
+    ids = json.loads((finished / "model" / "draft_vocabulary.json").read_text())["token_ids"]
+    assert len(ids) == 8
+
+
+def test_the_plots_and_the_log_show_acceptance_at_each_position(finished):
+    looks = provenance.read_log(finished / "run" / "acceptance.jsonl")
+    assert looks[-1]["step"] == STEPS
+    assert len(looks) >= 4
+    assert all(len(look["accepted"]) == 2 for look in looks)
+    for name in ("loss.svg", "acceptance.svg"):
+        lines = ElementTree.parse(finished / name).findall(".//{*}polyline")
+        assert len(lines) == 2
+        points = [point.split(",") for point in lines[0].attrib["points"].split()]
+        assert len(points) > 3
+        assert all(0 <= float(x) <= 760 and 0 <= float(y) <= 360 for x, y in points)
+
+
+def test_what_is_done_is_not_done_again(target, finished):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    said = train_mtp(target, finished)
+    assert said.count("done before") == 6
+    kept = ("lock", "stages.json")
+    changed = [p for p, t in before.items() if p.stat().st_mtime_ns != t and p.name not in kept]
+    assert changed == []
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (("--seed", "7"), "--seed is 7 and was 0"),
+        (("--loss", "tv"), "--loss is tv and was kl"),
+        (("--temperature-mix", "0,1"), "--temperature-mix is [0.0, 1.0] and was"),
+        (("--tokens", "200"), "--tokens is 200 and was 300"),
+    ],
+)
+def test_an_option_that_would_spoil_a_stage_is_refused_by_name(target, finished, change, name):
+    said = refusal(target, finished, *change)
+    assert name in said
+    assert "another --out" in said
+
+
+def test_a_finished_training_is_prolonged(target, finished, tmp_path):
+    out = tmp_path / "longer"
+    shutil.copytree(finished, out)
+    before = (out / "model" / "model.safetensors").read_bytes()
+    said = train_mtp(target, out, steps=STEPS + 6)
+    assert said.count("done before") == 2
+    lines = (out / "run" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, STEPS + 7))
+    assert (out / "model" / "model.safetensors").read_bytes() != before
+    assert "--max-steps is 60 and was 66" in refusal(target, out)
+
+
+def kill_at(target: Path, out: Path, step: int) -> None:
+    """SIGKILL once the log has `step` lines; no step is skipped by a kill."""
+    log = out / "run" / "log.jsonl"
+    program = [sys.executable, "-m", "sglang_ascend", *arguments(target, out)]
+    running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while running.poll() is None:
+        if log.exists() and log.read_text().count("\n") >= step:
+            os.kill(running.pid, signal.SIGKILL)
+        time.sleep(0.001)
+    assert running.returncode == -signal.SIGKILL, f"it ended before step {step}"
+
+
+def test_training_killed_at_random_ends_in_the_same_weights(target, finished, generated):
+    steps = sorted(random.sample(range(1, STEPS - 20), 2))
+    for step in steps:
+        kill_at(target, generated, step)
+        assert not (generated / "model" / "provenance.json").samefile(finished / "model")
+    train_mtp(target, generated)
+    assert same_weights(finished, generated), f"killed at {steps}"
+    one, two = (out / "model" / "model.safetensors" for out in (finished, generated))
+    assert one.read_bytes() == two.read_bytes()
+
+
+def test_a_resume_that_forgets_the_optimizer_ends_in_others(target, finished, generated):
+    """Control of the comparison above."""
+    kill_at(target, generated, 30)
+    path = generated / "run" / CHECKPOINT
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    state = {k: v for k, v in load_file(path).items() if not k.startswith("optimizer.")}
+    save_file(state, path, metadata=metadata)
+    train_mtp(target, generated)
+    assert not same_weights(finished, generated)
+
+
+def test_a_full_disk_loses_nothing(target, finished, generated):
+    """What is written to /dev/full finds no space: here the checkpoint, then the log, the model."""
+    (generated / "run").mkdir()
+    obstacles = [generated / "run" / "checkpoint.part", generated / "run" / "log.jsonl"]
+    for obstacle in obstacles:
+        obstacle.symlink_to("/dev/full")
+        said = refusal(target, generated)
+        assert f"no space is left for {generated}: free some and run the same command" in said
+        obstacle.unlink()
+    train_mtp(target, generated)
+    assert same_weights(finished, generated)
+
+
+def test_a_damaged_shard_is_named_and_made_again(target, generated):
+    (*_, shard) = sorted((generated / "data").glob("*.safetensors"))
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 0x40
+    for damaged in (bytes(content), bytes(content[: len(content) // 2]), b""):
+        shard.write_bytes(damaged)
+        said = refusal(target, generated)
+        assert str(shard) in said
+        assert "delete it and run the same command again" in said
+    shard.unlink()
+    train_mtp(target, generated)
+    assert provenance.generated(generated / "data")["sampled_tokens"] >= 300
+
+
+def test_a_shard_that_is_lost_in_the_middle_of_training_is_made_again(target, generated):
+    kill_at(target, generated, 20)
+    (first, *_) = sorted((generated / "data").glob("*.safetensors"))
+    first.unlink()
+    train_mtp(target, generated)
+    log = provenance.read_log(generated / "run" / "log.jsonl")
+    assert [line["step"] for line in log] == list(range(1, STEPS + 1))
+
+
+def test_the_users_prompts_are_each_used_once_and_some_are_held_out(target, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"messages": [{"role": "user", "content": text}]} for text in PROMPTS + PROMPTS[:3]]
+    prompts.write_text("\n".join(json.dumps(row) for row in rows))
+    asked = arguments(target, tmp_path / "out", "--prompts", prompts, "--own-share", "0", steps=6)
+    place = asked.index("--held-out")
+    result = CliRunner().invoke(app, asked[:place] + asked[place + 2 :])
+    assert result.exit_code == 0, result.output
+    assert "--prompts gave" in result.output
+    used = [
+        prompt
+        for path in sorted((tmp_path / "out" / "data").glob("*.safetensors"))
+        for prompt in read_prompt_list(path)
+    ]
+    assert len(used) == len(set(used))
+    assert set(used) <= set(PROMPTS[1:])  # the first is held out
+    assert len(used) >= 8  # others loop at once and are dropped
+
+
+def test_what_cannot_be_used_is_refused_in_one_sentence(target, tmp_path):
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    assert f"{empty} holds no prompt" in refusal(target, tmp_path / "a", "--prompts", empty)
+    assert "gone.json" in refusal(target, tmp_path / "b", "--prompts", tmp_path / "gone.json")
+    assert "no list of temperatures" in refusal(target, tmp_path / "c", "--temperature-mix", "hot")
+    assert "none of float32, bfloat16" in refusal(target, tmp_path / "d", "--dtype", "int3")
+    assert "is none of ce, kl" in refusal(target, tmp_path / "e", "--loss", "mse")
+    without = tmp_path / "without"
+    shutil.copytree(target, without / "target")
+    shutil.copy(target.parent / "held-out.json", without)
+    (without / "target" / "tokenizer.json").unlink()
+    assert "has no tokenizer" in refusal(without / "target", tmp_path / "f")
+    assert not (tmp_path / "f" / "data").exists()
+
+
+def test_a_second_command_in_the_same_folder_waits_for_no_one(target, generated):
+    log = generated / "run" / "log.jsonl"
+    program = [sys.executable, "-m", "sglang_ascend", *arguments(target, generated, steps=10_000)]
+    running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while not log.exists():
+            assert running.poll() is None
+            time.sleep(0.05)
+        assert "another command is at work" in refusal(target, generated, steps=10_000)
+    finally:
+        running.kill()
+        running.wait()
