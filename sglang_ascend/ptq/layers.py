@@ -13,8 +13,7 @@ from sglang_ascend.ptq.served import ServedLinear
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
-
-PACK_ROWS = 1024
+from sglang_ascend.training.targets.packs import Pack, packed
 
 
 class Expert(nn.Module):
@@ -79,29 +78,6 @@ def fill(module: nn.Module, weights: Weights, checkpoint_name: Callable[[str], s
     held = weights.read(names.values())
     module.load_state_dict({name: held[own] for name, own in names.items()}, assign=True)
     module.eval().requires_grad_(False)
-
-
-class Pack:
-    """Whole sequences one behind the other, as the rows of one forward.
-
-    Packed rows are no padding: every one of them counts in a statistic over a linear's inputs.
-    """
-
-    def __init__(self, tokens: list[Tensor]) -> None:
-        self.tokens, self.lengths = torch.cat(tokens), [len(row) for row in tokens]
-        number = torch.arange(len(tokens)).repeat_interleave(torch.tensor(self.lengths))
-        self.mask = (number[:, None] == number).tril()[None, None]  # own sequence, own past
-        self.positions = torch.cat([torch.arange(length) for length in self.lengths])[None]
-
-
-def packed(tokens: list[Tensor]) -> list[Pack]:
-    """Packs of about `PACK_ROWS` rows, in order."""
-    groups: list[list[Tensor]] = [[]]
-    for row in tokens:
-        if groups[-1] and sum(map(len, groups[-1])) + len(row) > PACK_ROWS:
-            groups.append([])
-        groups[-1].append(row)
-    return [Pack(group) for group in groups]
 
 
 class Layers:

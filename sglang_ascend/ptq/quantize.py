@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear
-from sglang_ascend.ptq.layers import Layers, Pack, linears, packed
+from sglang_ascend.ptq.layers import Layers, linears
 from sglang_ascend.ptq.progress import Partial
 from sglang_ascend.ptq.solved import quantized_view
 from sglang_ascend.ptq.text import own_text
@@ -27,6 +27,7 @@ from sglang_ascend.quantization.weight import HEAD, WEIGHT_ONLY
 from sglang_ascend.quantization.writers import make_writer
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.targets.packs import Pack, packed
 
 JUDGING_TEXTS = 16  # where nothing is fitted to the inputs, and only their errors are averaged
 CHAIN_STEPS = 3  # the MTP layer sees its own output from its second step on

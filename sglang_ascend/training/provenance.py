@@ -12,7 +12,8 @@ from typing import Any
 
 from safetensors import safe_open
 
-from sglang_ascend.training.generation.conversation import FORCED
+from sglang_ascend.training.generation.conversation import REPLY, TEXT, USER
+from sglang_ascend.training.generation.shards import read_shard
 from sglang_ascend.training.trainer import CHECKPOINT
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy")
@@ -50,16 +51,20 @@ def git_commit() -> str | None:
 
 
 def generated(data: Path) -> dict[str, Any]:
-    """Tokens that the target wrote in each shard of `data`, conversations, how many greedy."""
-    counts, conversations, greedy = {}, 0, 0
+    """Tokens that the target wrote in each shard of `data`, conversations, how many greedy; and
+    the tokens of text that others wrote."""
+    counts, text, conversations, greedy = {}, 0, 0, 0
     for path in sorted(data.glob("*.safetensors")):
+        roles = read_shard(path)["roles"]
         with safe_open(path, "pt") as file:
-            counts[path.name] = int((file.get_tensor("roles") != FORCED).sum())
             temperatures = json.loads(file.metadata()["temperatures"])
+        counts[path.name] = int(((roles == USER) | (roles == REPLY)).sum())
+        text += int((roles == TEXT).sum())
         conversations += len(temperatures)
         greedy += sum(temperature == 0 for temperature in temperatures)
     return {
         "sampled_tokens": sum(counts.values()),
+        "text_tokens": text,
         "shards": counts,
         "conversations": conversations,
         "greedy": greedy,

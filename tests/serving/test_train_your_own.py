@@ -88,7 +88,7 @@ def write_llama(folder: Path) -> None:
         model(batch, labels=batch).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.bfloat16().save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,21 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tiny_targets import write_target
 from typer.testing import CliRunner
 
 from sglang_ascend.checkpoint import validate_checkpoint
 from sglang_ascend.cli import app
-from sglang_ascend.training import provenance
+from sglang_ascend.training import export as exporting
+from sglang_ascend.training import provenance, trainer
 from sglang_ascend.training.generation.shards import read_prompt_list
 from sglang_ascend.training.trainer import CHECKPOINT
 
@@ -187,15 +189,34 @@ def test_a_resume_that_forgets_the_optimizer_ends_in_others(target, finished, ge
     assert not same_weights(finished, generated)
 
 
-def test_a_full_disk_loses_nothing(target, finished, generated):
-    """What is written to /dev/full finds no space: here the checkpoint, then the log, the model."""
-    (generated / "run").mkdir()
-    obstacles = [generated / "run" / "checkpoint.part", generated / "run" / "log.jsonl"]
-    for obstacle in obstacles:
-        obstacle.symlink_to("/dev/full")
-        said = refusal(target, generated)
-        assert f"no space is left for {generated}: free some and run the same command" in said
-        obstacle.unlink()
+def full_after(allowed: int) -> Callable[..., None]:
+    """A `save_file` that finds the disk full behind so many files, and says so as safetensors
+    does."""
+    left = iter(range(allowed))
+
+    def save(tensors, path, metadata=None):
+        if next(left, None) is None:
+            Path(path).write_bytes(b"cut")
+            raise SafetensorError(
+                "Error while serializing: I/O error: No space left on device (os error 28)"
+            )
+        save_file(tensors, path, metadata=metadata)
+
+    return save
+
+
+def test_a_full_disk_loses_nothing(target, finished, generated, monkeypatch):
+    """First the log, whose writes to /dev/full find no space, then a checkpoint, then the model."""
+    sentence = f"no space is left for {generated}: free some and run the same command"
+    log = generated / "run" / "log.jsonl"
+    log.parent.mkdir()
+    log.symlink_to("/dev/full")
+    assert sentence in refusal(target, generated)
+    log.unlink()
+    for module, allowed in ((trainer, 4), (exporting, 0)):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "save_file", full_after(allowed))
+            assert sentence in refusal(target, generated)
     train_mtp(target, generated)
     assert same_weights(finished, generated)
 
@@ -240,6 +261,24 @@ def test_the_users_prompts_are_each_used_once_and_some_are_held_out(target, tmp_
     assert len(used) == len(set(used))
     assert set(used) <= set(PROMPTS[1:])  # the first is held out
     assert len(used) >= 8  # others loop at once and are dropped
+
+
+def test_text_is_learned_from_beside_the_replies(target, finished, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("Write the x ? a the user\n" * 40 + "a x ? the\n" * 30)
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    said = train_mtp(target, out, "--text", text, "--text-tokens", 100, steps=STEPS + 6)
+    assert "3/7 text" in said
+    assert said.count("done before") == 2
+    record = json.loads((out / "model" / "provenance.json").read_text())
+    assert record["data"]["text_tokens"] >= 100
+    assert record["sha256"]["prompts and text"]["text.txt"] == provenance.sha256(text)
+    with_text = (out / "model" / "model.safetensors").read_bytes()
+    assert with_text != (finished / "model" / "model.safetensors").read_bytes()
+    assert "--text is content" in refusal(target, out, steps=STEPS + 6)
+    gone = tmp_path / "gone.txt"
+    assert f"{gone} does not exist" in refusal(target, tmp_path / "new", "--text", gone)
 
 
 def test_what_cannot_be_used_is_refused_in_one_sentence(target, tmp_path):

@@ -9,7 +9,8 @@ import torch
 
 Tensor = torch.Tensor
 
-FORCED, USER, REPLY = 0, 1, 2  # who wrote a token: the template, the model as user, as assistant
+# Who wrote a token: the template, the model as user, the model as assistant, someone else.
+FORCED, USER, REPLY, TEXT = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)

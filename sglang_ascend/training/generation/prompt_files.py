@@ -16,10 +16,12 @@ def read_prompts(path: Path) -> list[dict[str, str]]:
         ValueError: the file is empty, no JSON, or holds anything else.
     """
     rows = [_prompt(path, number, row) for number, row in _rows(path)]
-    distinct = {" ".join(row["prompt"].split()): row for row in reversed(rows)}
+    distinct: dict[str, dict[str, str]] = {}
+    for row in rows:
+        distinct.setdefault(" ".join(row["prompt"].split()), row)
     if not distinct:
         raise ValueError(f"{path} holds no prompt: write one a line, each {_SHAPES}.")
-    return list(distinct.values())[::-1]
+    return list(distinct.values())
 
 
 def _rows(path: Path) -> list[tuple[int, Any]]:

@@ -10,11 +10,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from sglang_ascend.training.generation.conversation import FORCED, Conversation
+from sglang_ascend.training.generation.conversation import FORCED, TEXT, Conversation
 
 
 class ShardError(ValueError):
     """A shard cannot be read; the message is one sentence that names it and the remedy."""
+
+    def __init__(self, path: Path, reason: object) -> None:
+        super().__init__(
+            f"{path} is no whole shard ({reason}): delete it and run the same command again, which "
+            "makes another in its place."
+        )
 
 
 def write_shard(path: Path, conversations: Sequence[Conversation]) -> int:
@@ -24,24 +30,44 @@ def write_shard(path: Path, conversations: Sequence[Conversation]) -> int:
     final norm; a finished conversation's last token was never fed: its row is zero), lengths
     int32 [conversations].
     """
-    tokens, roles, hidden = [], [], []
-    for row in conversations:
-        tokens += row.tokens
-        roles += row.roles
-        hidden.append(with_last_hidden(row.hidden, len(row.tokens)))
-    tensors = {
-        "tokens": torch.tensor(tokens, dtype=torch.int32),
-        "roles": torch.tensor(roles, dtype=torch.uint8),
-        "hidden": torch.cat(hidden),
-        "lengths": torch.tensor([len(row.tokens) for row in conversations], dtype=torch.int32),
-    }
     prompts = [row.prompt for row in conversations]
     temperatures = [row.temperature for row in conversations]
     metadata = {"prompts": json.dumps(prompts), "temperatures": json.dumps(temperatures)}
+    rows = [
+        (row.tokens, row.roles, with_last_hidden(row.hidden, len(row.tokens)))
+        for row in conversations
+    ]
+    return _write(path, rows, metadata)
+
+
+def write_documents(
+    path: Path, documents: Sequence[tuple[list[int], int, torch.Tensor]], metadata: dict[str, str]
+) -> int:
+    """Writes documents as `write_shard` does; returns their number of trained tokens.
+
+    Each is its tokens, how many of the first ones the tokenizer put there, and bf16 hiddens.
+    """
+    rows = [
+        (tokens, [FORCED] * forced + [TEXT] * (len(tokens) - forced), hidden)
+        for tokens, forced, hidden in documents
+    ]
+    return _write(path, rows, {"prompts": "[]", "temperatures": "[]", **metadata})
+
+
+def _write(
+    path: Path, rows: list[tuple[list[int], list[int], torch.Tensor]], metadata: dict[str, str]
+) -> int:
+    roles = torch.tensor([role for _, row, _ in rows for role in row], dtype=torch.uint8)
+    tensors = {
+        "tokens": torch.tensor([t for row, _, _ in rows for t in row], dtype=torch.int32),
+        "roles": roles,
+        "hidden": torch.cat([hidden for _, _, hidden in rows]),
+        "lengths": torch.tensor([len(row) for row, _, _ in rows], dtype=torch.int32),
+    }
     temporary = path.with_suffix(".part")
     save_file(tensors, temporary, metadata=metadata)
     temporary.rename(path)
-    return sum(role != FORCED for role in roles)
+    return int((roles != FORCED).sum())
 
 
 def with_last_hidden(states: list[torch.Tensor], length: int) -> torch.Tensor:
@@ -64,10 +90,7 @@ def read_shard(path: Path) -> dict[str, torch.Tensor]:
         if len(tensors["hidden"]) != len(tensors["tokens"]):
             raise KeyError("hidden")
     except (SafetensorError, KeyError) as error:
-        raise ShardError(
-            f"{path} is no whole shard ({error}): delete it and run the same command again, which "
-            "makes another in its place."
-        ) from None
+        raise ShardError(path, error) from None
     return tensors
 
 

@@ -22,6 +22,7 @@ from sglang_ascend.training.generation.generate import GenerateConfig, generate_
 from sglang_ascend.training.generation.outputs import greedy_outputs, load_outputs, save_outputs
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.generation.prompts import prompt_key
+from sglang_ascend.training.generation.text import write_text_shards
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.pipeline.options import Options
 from sglang_ascend.training.pipeline.plots import acceptance_plot, loss_plot
@@ -32,6 +33,7 @@ from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import own_layer, started_layer, trained_layer
 from sglang_ascend.training.trainer import CHECKPOINT, TrainConfig, Trainer
+from sglang_ascend.training.vocabulary.sources import parse_sources
 
 HELD_OUT = "held-out.safetensors"
 PASSES = 5  # over the sampled tokens, where --max-steps does not say
@@ -55,8 +57,9 @@ class Pipeline:
         self.out, self.options, self.say = out, options, say
         self.data, self.run_folder, self.model = out / "data", out / "run", out / "model"
         self.prompts, self.held_out = self._split_prompts()
+        self.sources = parse_sources(list(options.text))
         self.stages = Stages(out)
-        self.stages.check([self._replies(), self._training(None)])
+        self.stages.check([self._replies(), self._text(), self._training(None)])
 
     def _split_prompts(self) -> tuple[list[str] | None, list[dict[str, str]]]:
         """The prompts to train on, None for the templates', and those that are held out."""
@@ -83,6 +86,7 @@ class Pipeline:
         steps: list[tuple[Callable[[], Stage], Callable[[], object]]] = [
             (self._held_out_replies, self._write_held_out),
             (self._replies, self._generate),
+            *([(self._text, self._read_text)] if self.sources else []),
             (lambda: self._training(self._max_steps()), self._train),
             (self._draft_vocabulary, self._write_vocabulary),
             (lambda: Stage("evaluate", again=True), self._evaluate),
@@ -104,7 +108,8 @@ class Pipeline:
         """What stages behind `stage` go on from."""
         files = {
             "held-out replies": [self.out / HELD_OUT],
-            "generate": sorted(self.data.glob("*.safetensors")),
+            "generate": sorted(self.data.glob("shard-*.safetensors")),
+            "text": sorted(self.data.glob("text-*.safetensors")),
             "train": [self.run_folder / CHECKPOINT],
             "export": sorted(self.model.iterdir()) if self.model.exists() else [],
         }
@@ -139,6 +144,15 @@ class Pipeline:
         }
         return Stage("generate", fixed, {"--tokens": options.tokens})
 
+    def _text(self) -> Stage:
+        files = {source.path.name: source.sha256() for source in self.sources}
+        fixed = {
+            "TARGET": _digest(self.target_hashes),
+            "--text": _digest(files),
+            "--max-length": self.options.max_length,
+        }
+        return Stage("text", fixed, {"--text-tokens": self.options.text_tokens})
+
     def _training(self, max_steps: int | None) -> Stage:
         options = self.options
         fixed = {
@@ -156,8 +170,9 @@ class Pipeline:
         return Stage("vocabulary", {"--vocabulary": self.options.vocabulary}, again=True)
 
     def _max_steps(self) -> int:
-        made = provenance.generated(self.data)["sampled_tokens"]
-        derived = max(20, PASSES * made // self.options.tokens_per_batch)
+        found = provenance.generated(self.data)
+        tokens = found["sampled_tokens"] + found["text_tokens"]
+        derived = max(20, PASSES * tokens // self.options.tokens_per_batch)
         return self.options.max_steps or derived
 
     def _write_held_out(self) -> None:
@@ -190,9 +205,14 @@ class Pipeline:
                 f"    --prompts gave {made:,} of {options.tokens:,} tokens: write more of them"
             )
 
+    def _read_text(self) -> None:
+        options = self.options
+        length, tokens = options.max_length, options.text_tokens
+        write_text_shards(self.target, self.data, self.sources, length, tokens)
+
     def _train(self) -> None:
         options, steps = self.options, self._max_steps()
-        self.stages.check_files("generate")
+        self.stages.check_files("generate", "text")
         layer = started_layer(
             self.target, self.data, self.run_folder, options.seed, from_scratch=options.init
         )
@@ -252,7 +272,7 @@ class Pipeline:
         part.rename(self.model)
 
     def _provenance(self, model: Path) -> dict[str, Any]:
-        files = [self.options.prompts, self.options.held_out]
+        files = [self.options.prompts, self.options.held_out, *(s.path for s in self.sources)]
         return {
             "model": f"MTP layer of {self.target.folder.resolve().name}",
             **provenance.record(self.data, self.run_folder),
@@ -260,7 +280,7 @@ class Pipeline:
             "acceptance": provenance.read_json(self.out / "acceptance.json"),
             "sha256": {
                 "target": self.target_hashes,
-                "prompts": _hashes(path for path in files if path),
+                "prompts and text": _hashes(path for path in files if path),
                 "data": _hashes(sorted(self.data.glob("*.safetensors"))),
                 "model": _hashes(sorted(model.iterdir())),
             },

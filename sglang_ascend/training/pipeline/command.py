@@ -23,6 +23,8 @@ def train_mtp(
     tokens: asked.TokensOption = 500_000,
     prompts: asked.PromptsOption = None,
     held_out: asked.HeldOutOption = None,
+    text: asked.TextOption = None,
+    text_tokens: asked.TextTokensOption = None,
     own_share: asked.OwnShareOption = None,
     temperature_mix: asked.TemperatureMixOption = "0,0,0,0,1",
     max_length: asked.MaxLengthOption = 320,
@@ -54,6 +56,8 @@ def train_mtp(
     options = {name: value for name, value in locals().items() if name not in NOT_OPTIONS}
     with refusals(), full_disk(out):
         options["temperature_mix"] = _temperatures(temperature_mix)
+        options["text"] = tuple(text or ())
+        options["text_tokens"] = (text_tokens or tokens) if text else 0
         if own_share is None:
             options["own_share"] = 0.0 if prompts else 0.6
         if dtype not in DTYPES:

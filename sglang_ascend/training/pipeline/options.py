@@ -34,6 +34,20 @@ PromptsOption = Annotated[
         rich_help_panel=DATA,
     ),
 ]
+TextOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Text beside the replies, .txt or .jsonl, repeatable: one forward over it, nothing is "
+        "generated, the target's distribution is what is learned. As `build-vocabulary --text`.",
+        rich_help_panel=DATA,
+    ),
+]
+TextTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Tokens of --text. Without it: as many as --tokens.", rich_help_panel=DATA
+    ),
+]
 HeldOutOption = Annotated[
     Path | None,
     typer.Option(
@@ -142,6 +156,8 @@ class Options:
     max_steps: int | None = None
     prompts: Path | None = None
     held_out: Path | None = None
+    text: tuple[str, ...] = ()
+    text_tokens: int = 0
     temperature_mix: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0, 1.0)
     own_share: float = 0.6
     max_length: int = 320

@@ -87,13 +87,14 @@ class Stages:
         same = entry.get("options") == _plain(stage.options) and entry.get("after") == self._after
         return bool(entry.get("done") and same and all(map(Path.exists, self._files(stage.name))))
 
-    def check_files(self, name: str) -> None:
-        """Refuses to go on from files of stage `name` that are not as they were written.
+    def check_files(self, *names: str) -> None:
+        """Refuses to go on from files of these stages that are not as they were written.
 
         Raises:
             ValueError: naming the first.
         """
-        for path, written in self._files(name).items():
+        files = {path: written for name in names for path, written in self._files(name).items()}
+        for path, written in files.items():
             if sha256(path) != written:
                 raise ValueError(
                     f"{path} is not what was written there: delete it and run the same command "

@@ -1,0 +1,100 @@
+"""Text that others wrote, with the target's hiddens: one forward, and nothing is generated.
+
+What a draft learns from a row is the target's distribution there, whoever wrote the tokens before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from tqdm import tqdm
+
+from sglang_ascend.training.generation.shards import write_documents
+from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.targets.packs import packed
+from sglang_ascend.training.vocabulary.sources import Source, documents
+
+Tensor = torch.Tensor
+DOCUMENTS_PER_SHARD = 256
+MIN_TOKENS = 8  # of a piece: a shorter one has hardly a chain to learn from
+_COUNT = "documents"  # in a shard's metadata: how many pieces of the stream it holds
+
+
+@torch.inference_mode()
+def hidden_states(model: Any, pieces: list[Tensor]) -> list[Tensor]:
+    """[length, hidden_size] bf16 of each sequence, several of them in one forward.
+
+    Args:
+        model: what `Target.load_model` gives.
+        pieces: int64 [length] each.
+    """
+    found: list[Tensor] = []
+    for pack in packed(pieces):
+        states = model.model(
+            pack.tokens[None], attention_mask=pack.mask, position_ids=pack.positions
+        ).last_hidden_state[0]
+        found += [part.clone() for part in states.bfloat16().split(pack.lengths)]
+    return found
+
+
+def write_text_shards(
+    target: Target, out: Path, sources: list[Source], max_length: int, num_tokens: int
+) -> None:
+    """Adds shards of `sources` to `out` until they hold `num_tokens`, or the text ends.
+
+    After a kill the same call goes on behind the last whole shard.
+
+    Raises:
+        ValueError: a source cannot be read, or has no piece that is long enough.
+    """
+    from transformers import AutoTokenizer
+
+    out.mkdir(parents=True, exist_ok=True)
+    done = sorted(out.glob("text-*.safetensors"))
+    past, counted = 0, 0
+    for path in done:
+        with safe_open(path, "pt") as file:
+            past += int(file.metadata()[_COUNT])
+            counted += int(file.metadata()["tokens"])
+    tokenizer = AutoTokenizer.from_pretrained(target.folder)
+    begin = [i for i in tokenizer("").input_ids if i != tokenizer.eos_token_id]
+    stream = islice(_pieces(sources, tokenizer, begin, max_length), past, None)
+    model = target.load_model()
+    with tqdm(desc="text", total=num_tokens, initial=counted, unit="token") as bar:
+        number = len(done)
+        while counted < num_tokens and (pieces := list(islice(stream, DOCUMENTS_PER_SHARD))):
+            states = hidden_states(model, [torch.tensor(piece) for piece in pieces])
+            forced = len(begin) or 1  # nothing drafts a first token
+            rows = [(piece, forced, state) for piece, state in zip(pieces, states, strict=True)]
+            tokens = sum(len(piece) - forced for piece in pieces)
+            metadata = {_COUNT: str(len(pieces)), "tokens": str(tokens)}
+            write_documents(out / f"text-{number:05d}.safetensors", rows, metadata)
+            number, counted = number + 1, counted + tokens
+            bar.update(tokens)
+    if not counted:
+        raise ValueError(f"{sources[0].path} has no text of {MIN_TOKENS} tokens: give more --text.")
+
+
+def _pieces(
+    sources: list[Source], tokenizer: Any, begin: list[int], max_length: int
+) -> Iterator[list[int]]:
+    """Every document in pieces of at most `max_length` tokens, none twice."""
+    seen: set[int] = set()
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False).input_ids
+
+    size = max_length - len(begin)
+    for source in sources:
+        for tokens in documents(source, encode):
+            for start in range(0, len(tokens), size):
+                piece = tokens[start : start + size]
+                key = hash(tuple(piece))
+                if len(piece) >= MIN_TOKENS and key not in seen:
+                    seen.add(key)
+                    yield [*begin, *piece]

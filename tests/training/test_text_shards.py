@@ -1,0 +1,87 @@
+"""Invariant: documents that share a forward see nothing of each other, and become shards that a
+killed command goes on with."""
+
+import json
+
+import pytest
+import torch
+from tiny_targets import FAMILIES, write_target
+from transformers import AutoTokenizer
+
+from sglang_ascend.training.data import load_shards
+from sglang_ascend.training.generation import text as text_module
+from sglang_ascend.training.generation.text import hidden_states, write_text_shards
+from sglang_ascend.training.provenance import generated
+from sglang_ascend.training.targets import packs
+from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.vocabulary.sources import parse_sources
+
+PIECES = [torch.arange(length) % 10 for length in (9, 21, 2, 14)]
+WORDS = "Write the x ? a the user"
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def target(request, tiny_target):
+    return tiny_target(request.param)
+
+
+@pytest.fixture(scope="module")
+def oracle(target):
+    """Of one document alone, by transformers' own attention and mask, in float64."""
+    model = target.model_class.from_pretrained(target.folder, dtype=torch.float64).eval()
+
+    @torch.no_grad()
+    def of(piece):
+        return model.model(piece[None]).last_hidden_state[0]
+
+    return of
+
+
+def largest_difference(target, oracle):
+    found = hidden_states(target.load_model(), PIECES)
+    pairs = zip(found, PIECES, strict=True)
+    return max((state.double() - oracle(piece)).abs().max().item() for state, piece in pairs)
+
+
+def test_packed_documents_are_as_each_is_alone(target, oracle):
+    assert largest_difference(target, oracle) < 0.02  # bf16 rounding of values up to about 4
+
+
+def test_without_the_mask_a_document_would_see_the_one_before(target, oracle, monkeypatch):
+    """Control: causal over the whole row."""
+    make = packs.Pack.__init__
+
+    def unmasked(self, tokens):
+        make(self, tokens)
+        self.mask = torch.ones_like(self.mask).tril()
+
+    monkeypatch.setattr(packs.Pack, "__init__", unmasked)
+    assert largest_difference(target, oracle) > 0.5
+
+
+def test_text_is_trained_on_from_its_second_token_and_a_kill_loses_nothing(tmp_path, monkeypatch):
+    target = Target.open(write_target(tmp_path / "target", "LlamaForCausalLM"))
+    monkeypatch.setattr(text_module, "DOCUMENTS_PER_SHARD", 4)
+    words = WORDS.split()
+    lines = [" ".join(words[i % 7] for i in range(n, 2 * n + 12)) for n in range(10)]
+    (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, [*lines, lines[0], "x"])))
+    sources = parse_sources([str(tmp_path / "text.jsonl")])
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    write_text_shards(target, whole, sources, 16, 10_000)
+    write_text_shards(target, resumed, sources, 16, 20)
+    assert len(list(resumed.iterdir())) == 1
+    (resumed / "text-00001.part").write_text("killed while writing")
+    write_text_shards(target, resumed, sources, 16, 10_000)
+    names = sorted(path.name for path in whole.iterdir())
+    assert len(names) > 2
+    assert all((resumed / name).read_bytes() == (whole / name).read_bytes() for name in names)
+    sequences = load_shards([whole / name for name in names])
+    tokenizer = AutoTokenizer.from_pretrained(target.folder)
+    pieces = [ids[i : i + 16] for ids in (tokenizer(t).input_ids for t in lines) for i in (0, 16)]
+    wanted = [piece for piece in pieces if len(piece) >= text_module.MIN_TOKENS]
+    wanted = list(dict.fromkeys(map(tuple, wanted)))
+    assert [tuple(sequence.tokens.tolist()) for sequence in sequences] == wanted
+    assert all(s.trained.tolist() == [False] + [True] * (len(s.tokens) - 1) for s in sequences)
+    counts = generated(whole)
+    assert counts["sampled_tokens"] == 0
+    assert counts["text_tokens"] == sum(len(piece) - 1 for piece in wanted)
