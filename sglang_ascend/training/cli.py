@@ -84,9 +84,10 @@ def train(
     """Train the target's MTP layer, or a new one where it has none; run again to go on."""
     _use_threads(threads)
     from sglang_ascend.training.loss import LossConfig
+    from sglang_ascend.training.parallel import trainer_class
     from sglang_ascend.training.targets.families import Target
     from sglang_ascend.training.targets.start import started_layer
-    from sglang_ascend.training.trainer import TrainConfig, Trainer
+    from sglang_ascend.training.trainer import TrainConfig
 
     target = Target.open(folder)
     layer = started_layer(target, data, out, seed, from_scratch)
@@ -104,7 +105,7 @@ def train(
         kind=kind,
         hidden_weight=hidden_weight,
     )
-    Trainer(layer, *target.embedding_and_head(), data, out, config, loss).run()
+    trainer_class()(layer, *target.embedding_and_head(), data, out, config, loss).run()
 
 
 @app.command()

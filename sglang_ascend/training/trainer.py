@@ -114,16 +114,26 @@ class Trainer:
 
     def _begin_pass(self, shards: list[str]) -> None:
         if shards != self.shards or not hasattr(self, "sequences"):
-            self.sequences: list[Sequence] = load_shards([self.data / name for name in shards])
+            own = [self.data / name for name in self._own(shards)]
+            self.sequences: list[Sequence] = load_shards(own)
         self.shards = shards
         seed = self.config.seed * 1000 + self.pass_number
         self.batches = pass_order(self.sequences, self.config.tokens_per_batch, seed)
         self.frequent = frequent_tokens(self.sequences, self.config.loss_vocabulary, len(self.head))
 
+    def _own(self, shards: list[str]) -> list[str]:
+        """Those of a pass's shards that this process trains on."""
+        return shards
+
+    def _joined(self, vocabulary: Tensor) -> Tensor:
+        """The ids of the softmax of one step, of every process that takes part."""
+        return vocabulary
+
     def _train_step(self) -> tuple[list[float], int]:
         batch = [self.sequences[i] for i in self.batches[self.batch_number]]
         tokens, hidden, rows = collate(batch, self.loss.num_steps, self.dtype)
-        vocabulary = torch.cat([self.frequent, tokens[rows[0], rows[1] + 1]]).unique()
+        labels = tokens[rows[0], rows[1] + 1]
+        vocabulary = self._joined(torch.cat([self.frequent, labels]).unique())
         head = self.head[vocabulary]
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
@@ -132,7 +142,7 @@ class Trainer:
         outputs = run_chain(self.worker, hidden, tokens, self.embedding, self.loss.num_steps)
         total, losses = chain_loss(outputs, hidden, tokens, rows, head, vocabulary, self.loss)
         total.backward()
-        self._return_gradients()
+        self._return_gradients(len(rows[0]))
         torch.nn.utils.clip_grad_norm_(self.layer.parameters(), 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
@@ -150,7 +160,8 @@ class Trainer:
             for worker, own in self._pairs():
                 worker.copy_(own)
 
-    def _return_gradients(self) -> None:
+    def _return_gradients(self, num_rows: int) -> None:
+        """Puts the gradients of the mean over `num_rows` rows where the optimizers look."""
         if self.worker is not self.layer:
             for worker, own in self._pairs():
                 own.grad = None if worker.grad is None else worker.grad.float()
