@@ -107,20 +107,20 @@ def refuse_remote_code(
     """Refuses a config whose model_type can only be built by Python files of the checkpoint.
 
     Published DeepSeek and GLM configs carry an `auto_map` although transformers has their classes:
-    it is ignored then, unless the server was told to prefer the checkpoint's own code. For None,
-    a family unknown here, that flag alone is checked.
+    it is ignored. Of a family unknown here, for which `built_in_model_types` is None, only SGLang
+    knows whether it needs them.
 
     Raises:
-        CheckpointError: model_type is not one of `built_in_model_types`, or `auto_map` is there
-            and `trust_remote_code` is set.
+        CheckpointError: model_type is not one of `built_in_model_types`; or these are unknown,
+            `auto_map` is there, and `trust_remote_code` would run it.
     """
     has_code = bool(config.fields.get("auto_map"))
-    if has_code and trust_remote_code:
-        raise CheckpointError(
-            f"{shown(config.path)} asks for remote code (auto_map); start without "
-            "--trust-remote-code, and with a checkpoint of a built-in model_type"
-        )
     if built_in_model_types is None:
+        if has_code and trust_remote_code:
+            raise CheckpointError(
+                f"{shown(config.path)} asks for remote code (auto_map); start without "
+                "--trust-remote-code, and with a checkpoint of a built-in model_type"
+            )
         return
     model_type = config.text("model_type")
     if model_type not in built_in_model_types:

@@ -61,7 +61,7 @@ def refuse_bad_checkpoint(server_args: Any) -> None:
     from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
 
     try:
-        validate_checkpoint(
+        checked = validate_checkpoint(
             server_args.model_path,
             server_args.speculative_draft_model_path,
             tokenizer_path=server_args.tokenizer_path,
@@ -70,6 +70,13 @@ def refuse_bad_checkpoint(server_args: Any) -> None:
         )
     except CheckpointError as error:
         raise StartupRefused(str(error)) from None
+    if checked is not None and server_args.trust_remote_code:
+        declare_resolution(server_args, "sglang_ascend", trust_remote_code=False)
+        logger.info(
+            "--trust-remote-code is left out: SGLang has the classes of %s, and no Python file of "
+            "the checkpoint is run.",
+            server_args.model_path,
+        )
 
 
 def refuse_bad_trace_folder() -> None:

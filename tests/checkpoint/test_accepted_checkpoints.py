@@ -4,6 +4,7 @@ cache, a separate draft folder, quantized and fused tensors, and the user's own 
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -169,13 +170,21 @@ def test_mtp_layer_of_a_large_target_is_still_scanned(build) -> None:
         validate_checkpoint(checkpoint.folder, scan_limit_bytes=1)
 
 
-def test_published_auto_map_is_ignored_unless_the_server_would_run_it(build) -> None:
+def test_published_auto_map_is_ignored(build) -> None:
     checkpoint = build("deepseek")
     checkpoint.config["auto_map"] = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}
     checkpoint.save()
     assert validate_checkpoint(checkpoint.folder) is not None
+    assert validate_checkpoint(checkpoint.folder, trust_remote_code=True) is not None
+
+
+def test_the_code_of_an_unknown_family_is_never_run(build, tmp_path: Path) -> None:
+    target = build("mimo")
+    draft = shutil.copytree(target.folder, tmp_path / "draft")
+    target.config |= {"architectures": ["Unknown"], "auto_map": {"AutoModel": "modeling.Unknown"}}
+    target.save()
     with pytest.raises(CheckpointError, match=r"without --trust-remote-code"):
-        validate_checkpoint(checkpoint.folder, trust_remote_code=True)
+        validate_checkpoint(target.folder, draft, trust_remote_code=True)
 
 
 def test_tokenizer_flags_are_respected(build, tmp_path: Path) -> None:

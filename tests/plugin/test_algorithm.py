@@ -6,11 +6,14 @@ cannot serve is refused there, in one sentence that names the flag, before any w
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from types import SimpleNamespace
 
 import pytest
 
+from sglang_ascend.plugin import startup_checks
 from sglang_ascend.plugin.device import CUDA, NPU
 from sglang_ascend.plugin.errors import StartupRefused
 
@@ -88,6 +91,7 @@ REFUSED = [
     ("--prefill-attention-backend torch_native", "--prefill-attention-backend"),
     ("--decode-attention-backend torch_native", "--decode-attention-backend"),
     ("--speculative-draft-attention-backend triton", "--speculative-draft-attention-backend"),
+    ("--moe-a2a-backend deepep", "--moe-a2a-backend deepep"),
     ("--speculative-draft-window-size 64", "--speculative-draft-window-size"),
     ("--enable-return-hidden-states", "--enable-return-hidden-states"),
     ("--enable-return-routed-experts", "--enable-return-routed-experts"),
@@ -135,6 +139,19 @@ def test_the_flag_alone_gets_every_default(tiny_mimo):
     server_args = resolve(tiny_mimo, "--speculative-algorithm MTP")
     expected = {**ALONE, "speculative_draft_model_path": str(tiny_mimo)}
     assert {name: resolved(server_args, name) for name in expected} == expected
+
+
+def test_no_code_of_a_checkpoint_is_run(tiny_mimo, tmp_path, monkeypatch):
+    """Recipes set the flag for published checkpoints, whose auto_map nobody needs."""
+    folder = shutil.copytree(tiny_mimo, tmp_path / "published")
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "configuration.Config"}
+    (folder / "config.json").write_text(json.dumps(config))
+    said = []
+    monkeypatch.setattr(startup_checks.logger, "info", lambda text, *_: said.append(text))
+    server_args = resolve(folder, "--speculative-algorithm MTP --trust-remote-code")
+    assert resolved(server_args, "trust_remote_code") is False
+    assert said[0].startswith("--trust-remote-code is left out")
 
 
 @pytest.mark.parametrize(("flags", "expected"), OVERRIDES, ids=[flags for flags, _ in OVERRIDES])

@@ -210,6 +210,9 @@ def _unsupported_by_step(server_args: Any) -> dict[str, bool]:
     # It filters top-p of what top-k left, and not both of the whole distribution.
     unserved["--sampling-backend ascend"] = server_args.sampling_backend == "ascend"
     unserved["--speculative-draft-window-size"] = window is not None
+    # Its buffers and dispatch mode are set for SGLang's own steps and graphs, not for ours.
+    a2a = server_args.moe_a2a_backend
+    unserved[f"--moe-a2a-backend {a2a}"] = a2a not in (None, "none")
     # Not carried from a verification to the reply.
     unserved["--enable-return-hidden-states"] = bool(server_args.enable_return_hidden_states)
     unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)
