@@ -72,10 +72,6 @@ REFUSED = [
         "--speculative-adaptive-config",
     ),
     (
-        "--speculative-adaptive --speculative-use-rejection-sampling",
-        "--speculative-adaptive with --speculative-use-rejection-sampling",
-    ),
-    (
         "--speculative-adaptive --enable-hierarchical-cache",
         "--speculative-adaptive with --enable-hierarchical-cache",
     ),

@@ -5,7 +5,7 @@ samples of 20,480 replies, without and with MTP, are compared with each other an
 distribution that transformers gives by enumeration (chi-square); filtered sampling on a quarter of
 them, and on all in the slow tests, where penalties, min-p and rejection sampling are too. Every
 comparison is at p > 0.001: a right implementation fails the six of `make test` once in 167 runs at
-most (union bound), and the 36 of `make test-all` once in 28. Broken verifiers, compared in the same
+most (union bound), and the 42 of `make test-all` once in 24. Broken verifiers, compared in the same
 way on 2,048 replies, give p < 1e-6.
 """
 
@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from launched_server import LaunchedServer, Reply
+from launched_server import LaunchedServer, Reply, ServerConfig
 from reference_model import ReferenceModel
 from server_pairs import (
     MISTAKES,
@@ -35,6 +35,7 @@ from server_pairs import (
 )
 from server_pool import ServerPool
 from serving_prompts import conversation
+from watched_acceptance import with_parts
 
 NUM_DRAWS = 20_480
 NUM_DRAWS_BROKEN = 2_048
@@ -264,6 +265,43 @@ def test_rejection_sampling_has_the_models_distribution(
     """Drafts drawn from the MTP layer's own distribution, behind the first chain of a reply."""
     pair = servers.get(*plain_and_mtp(model_folder, mtp_flags=REJECTION))
     check_distribution(pair, reference, prompt, five_tokens, case, NUM_DRAWS)
+
+
+def any_k(folder: Path, *parts: str) -> ServerConfig:
+    """Rejection sampling where each step has a K of its own."""
+    _, mtp = plain_and_mtp(folder, mtp_flags=(*REJECTION, "--speculative-adaptive"))
+    return with_parts(mtp, "forced_drafts", *parts, FORCED_DRAFTS="random")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["any K"])
+@pytest.mark.parametrize("case", [*SAMPLERS][:2])
+def test_rejection_sampling_has_the_models_distribution_whatever_k_a_step_has(
+    servers: ServerPool,
+    model_folder: Path,
+    reference: ReferenceModel,
+    prompt: list[int],
+    five_tokens: Cells,
+    case: str,
+    variant: str,
+) -> None:
+    pair = servers.get(plain_and_mtp(model_folder)[0], any_k(model_folder))
+    check_distribution(pair, reference, prompt, five_tokens, case, NUM_DRAWS // 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["stale"])
+def test_drafts_that_are_judged_by_what_others_were_drawn_from_are_found(
+    servers: ServerPool,
+    model_folder: Path,
+    reference: ReferenceModel,
+    prompt: list[int],
+    five_tokens: Cells,
+    variant: str,
+) -> None:
+    """The control of the test above."""
+    (server,) = servers.get(any_k(model_folder, "stale_distributions"))
+    assert p_of(server, reference, prompt, five_tokens) < MAX_P_BROKEN
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

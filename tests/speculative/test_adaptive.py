@@ -78,7 +78,8 @@ def serve(
     rng, verified = random.Random(seed), drafts.max_drafts
     for batch, context in loads:
         drafted = drafts.choose(batch, context)
-        drafts.record_acceptance(accepted(rng, machine.rates, batch, verified), verified)
+        kept = accepted(rng, machine.rates, batch, verified)
+        drafts.record_acceptance(kept, verified, [drafts.share_sampled == 1] * batch)
         if verified == drafted:
             seconds = machine.seconds(batch, context, verified)
             seconds *= pause(rng) if machine.is_noisy else 1.0
@@ -159,6 +160,21 @@ def test_a_batch_of_new_requests_has_the_best_k_at_once(before, after, best):
     drafts.start_anew(after, 500)
     assert drafts.in_force == best
     assert drafts.drafts_behind_prompts() == (best > 0)
+
+
+def turning(tells_classes: bool) -> float:
+    """Worth of the best K's where the batch turns from greedy to sampled requests and back."""
+    drafts, machine, worth = AdaptiveDrafts(MAX_DRAFTS), Machine(per_row=0.5e-3), []
+    for turn in range(10):
+        machine.rates = [0.35, 0.3, 0.3] if turn % 2 else [0.85, 0.8, 0.8]
+        drafts.share_sampled = float(tells_classes and turn % 2)
+        worth += shares(serve(drafts, machine, repeat((12, 500.0), 400)))
+    return mean(worth[800:])
+
+
+def test_the_acceptance_of_a_class_of_requests_comes_back_with_it():
+    # The control: one acceptance for all requests follows slowly.
+    assert turning(tells_classes=True) >= 0.97 > turning(tells_classes=False) + 0.03
 
 
 # The batch goes to and fro across the point where drafts cease to pay.

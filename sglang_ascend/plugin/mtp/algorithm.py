@@ -190,9 +190,6 @@ def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
         # Slots of the cache are filled that no prefill of this server has written.
         f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
         f"{flag} with --enable-hierarchical-cache": bool(server_args.enable_hierarchical_cache),
-        f"{flag} with --speculative-use-rejection-sampling": bool(
-            server_args.speculative_use_rejection_sampling
-        ),
         f"{flag} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
     }
 

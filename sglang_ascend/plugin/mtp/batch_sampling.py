@@ -66,12 +66,25 @@ class BatchSampling:
 
     @cached_property
     def draft_probs(self) -> torch.Tensor | None:
-        """float [batch, K, vocab_size]; 0 for tokens that a draft cannot be."""
-        probs = self.batch.spec_info.draft_probs if self.draws_drafts else None
-        if probs is None or self.parts.draft_vocabulary is None:
-            return probs
-        everywhere = probs.new_zeros(*probs.shape[:2], self.info.vocab_size)
-        return everywhere.index_copy_(-1, self.parts.draft_vocabulary, probs)
+        """float [batch, K, vocab_size]; 0 for tokens that a draft cannot be.
+
+        A draft that was not drawn has a point mass: the one behind a prompt, and the repetitions
+        that make a chain longer. None for a chain without drafts, whose row is drawn as plain
+        decode draws it.
+        """
+        if not self.draws_drafts or self.width == 1:
+            return None
+        probs, vocabulary = (
+            self.batch.spec_info.drawn_from(self.width - 1),
+            self.parts.draft_vocabulary,
+        )
+        if probs is None or vocabulary is not None:
+            shape = (*self._drafts.shape, self.info.vocab_size)
+            everywhere = torch.zeros(shape, device=self._drafts.device)
+            probs = everywhere if probs is None else everywhere.index_copy_(-1, vocabulary, probs)
+        drafts = self._drafts[..., None]
+        # What was drawn has a probability.
+        return probs.scatter_add_(-1, drafts, (probs.gather(-1, drafts) == 0).float())
 
     @property
     def lossy_rule(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:
@@ -81,6 +94,7 @@ class BatchSampling:
 
     def read_chain(self, candidates: torch.Tensor) -> None:
         """Starts the device-to-host copy that grammars need."""
+        self._drafts = candidates[:, 1:]
         if self.batch.has_grammar:
             self._grammar_tree = GrammarTree.from_linear_chain(candidates)
 

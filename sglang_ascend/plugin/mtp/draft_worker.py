@@ -36,7 +36,6 @@ logger = logging.getLogger(__name__)
 class MTPDraftWorker(EagleDraftWorker):
     """Loads and places the MTP layer as EAGLE does; the draft vocabulary is ours."""
 
-    draws_drafts = False
     languages: RequestLanguages | None = None
     skipped: SkippedRows | None = None  # takes the rows of the prefill, which drafts nothing
 
@@ -80,13 +79,6 @@ class MTPDraftWorker(EagleDraftWorker):
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         with _deterministic_drafts():
             super().alloc_memory_pool(*args, **kwargs)
-
-    @property
-    def _num_draft_rows(self) -> int:
-        """Tokens that a draft can be."""
-        if self.hot_token_id is not None:
-            return len(self.hot_token_id)
-        return self.target_worker.model_config.vocab_size
 
     def init_lm_head(self) -> None:
         """Shares the target's embedding and head, of the head the draft vocabulary's rows."""
@@ -140,12 +132,6 @@ class MTPDraftWorker(EagleDraftWorker):
         with _deterministic_drafts():
             draft_input = super()._draft_extend_for_prefill(*given, *args, **kwargs)
         first = draft_input.topk_index
-        if self.draws_drafts:
-            # The repeated draft was not drawn: its distribution is a point mass.
-            shape = (len(first), self.speculative_num_steps, self._num_draft_rows)
-            draft_input.draft_probs = torch.zeros(shape, device=first.device).scatter_(
-                -1, first[:, None].expand(-1, self.speculative_num_steps, 1), 1.0
-            )
         if self.hot_token_id is not None:
             first = self.hot_token_id[first]
         draft_input.topk_index = first_chain(

@@ -60,7 +60,6 @@ class MTPWorker(EAGLEWorkerV2):
         if self.lossy is not None:
             lossy_acceptance.warn(self.lossy)
         self._init_as_eagle(server_args, gpu_id, nccl_port, target_worker)
-        self._draft_worker.draws_drafts = self.draws_drafts
         prepare_target(target_worker, self._draft_worker.draft_runner)
         self.seeds = RequestSeeds()
         self.acceptance_watchdog = make_watchdog(self.speculative_num_steps)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang_ascend.speculative.adaptive.estimates import Acceptance, Costs
-from sglang_ascend.speculative.adaptive.value import expected_tokens
+from sglang_ascend.speculative.adaptive.estimates import AcceptanceByClass, Costs
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,8 @@ class AdaptiveDrafts:
 
     def __init__(self, max_drafts: int, tuning: Tuning | None = None) -> None:
         self.max_drafts, self.tuning = max_drafts, tuning or Tuning()
-        self.acceptance, self.costs = Acceptance(max_drafts), Costs()
+        self.acceptance, self.costs = AcceptanceByClass(max_drafts), Costs()
+        self.share_sampled = 0.0  # of the batch's requests; the others are greedy
         self.in_force = max_drafts
         self._lost = [0.0] * (max_drafts + 1)
         self._since_switch = self.tuning.min_steps
@@ -85,16 +85,22 @@ class AdaptiveDrafts:
         """One step that verified and drafted ``num_drafts``, from its start to the next one's."""
         self.costs.record(batch_size, context, num_drafts, seconds)
 
-    def record_acceptance(self, accepted: Sequence[int], num_drafts: int) -> None:
+    def record_acceptance(
+        self, accepted: Sequence[int], num_drafts: int, is_sampled: Sequence[bool]
+    ) -> None:
         """One step: the drafts kept of each request."""
-        self.acceptance.record(accepted, num_drafts)
+        self.acceptance.record(accepted, num_drafts, is_sampled)
+
+    def speedups(self, batch_size: int, context: float) -> list[float]:
+        """S(B,0), S(B,1), ..., as far as is known: S(B,0) is 1."""
+        gains = self._gains(batch_size, context)
+        return [(1 + gain) / (1 + gains[0]) for gain in gains]
 
     def _gains(self, batch_size: int, context: float) -> list[float]:
         """V(K) / V(K in force) - 1 of every K."""
-        rates = self.acceptance.rates()
         values = [
-            expected_tokens(rates, k) / self.costs.seconds(batch_size, context, k)
-            for k in range(self.max_drafts + 1)
+            tokens / self.costs.seconds(batch_size, context, k)
+            for k, tokens in enumerate(self.acceptance.expected_tokens(self.share_sampled))
         ]
         return [value / values[self.in_force] - 1 for value in values]
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from sglang_ascend.speculative.adaptive.value import expected_tokens
+
 # Of a_1 before anything was drafted, and the drafts that it counts for. a_j+1 starts from a_j.
 PRIOR_ACCEPTANCE, PRIOR_DRAFTS = 0.7, 8.0
 # Judged drafts after which an older one counts half: replies differ, and change as they go on.
@@ -55,6 +57,36 @@ class Acceptance:
             before = (kept + PRIOR_DRAFTS * before) / (judged + PRIOR_DRAFTS)
             rates.append(before)
         return rates
+
+
+class AcceptanceByClass:
+    """``Acceptance`` of each class of requests: of greedy and of sampled ones.
+
+    What a batch accepts changes at once when its requests do, and a class that has left the batch
+    comes back with the acceptance that it had.
+    """
+
+    def __init__(self, max_drafts: int) -> None:
+        self._max_drafts = max_drafts
+        self._of: dict[bool, Acceptance] = {}
+
+    def of(self, is_sampled: bool) -> Acceptance:
+        return self._of.setdefault(is_sampled, Acceptance(self._max_drafts))
+
+    def record(self, accepted: Sequence[int], num_drafts: int, is_sampled: Sequence[bool]) -> None:
+        """One step: the drafts kept of each request, of ``num_drafts``."""
+        for wanted in set(is_sampled):
+            mine = [n for n, given in zip(accepted, is_sampled, strict=True) if given == wanted]
+            self.of(wanted).record(mine, num_drafts)
+
+    def expected_tokens(self, share_sampled: float) -> list[float]:
+        """E(0), E(1), ... of a batch of which a share is sampled."""
+        shares = {False: 1 - share_sampled, True: share_sampled}
+        rates = [(share, self.of(given).rates()) for given, share in shares.items() if share]
+        return [
+            sum(share * expected_tokens(of_class, k) for share, of_class in rates)
+            for k in range(self._max_drafts + 1)
+        ]
 
 
 class Costs:

@@ -40,6 +40,7 @@ class _Unsettled:
 
     num_drafts: int
     is_first: list[bool]  # of each request: a prefill began its chain
+    is_sampled: list[bool]
 
 
 class AdaptiveSteps:
@@ -72,6 +73,8 @@ class AdaptiveSteps:
             seconds = now - timed.moment
             self.policy.record_time(len(rids), timed.context, timed.num_drafts, seconds)
         first = [self.behind_prompts.pop(req, None) for req in batch.reqs]
+        is_sampled = [req.sampling_params.top_k != 1 for req in batch.reqs]
+        self.policy.share_sampled = sum(is_sampled) / len(is_sampled)
         before, drafted = self.policy.in_force, self._choose(batch, context, first)
         if self.policy.in_force != before:
             logger.info(
@@ -82,7 +85,7 @@ class AdaptiveSteps:
         else:
             self._timed = _Timed(now, rids, context, drafted)
         is_first = [drafts is not None for drafts in first]
-        self._unsettled.append(_Unsettled(self.in_chains, is_first))
+        self._unsettled.append(_Unsettled(self.in_chains, is_first, is_sampled))
         verified = max(self.in_chains, drafted)
         self.in_chains = drafted
         return verified, drafted
@@ -102,10 +105,12 @@ class AdaptiveSteps:
             step = self._unsettled.popleft()
             if len(step.is_first) == len(accepted):
                 # Behind a prompt a chain repeats its one draft.
-                counted = [
-                    n for n, is_first in zip(accepted, step.is_first, strict=True) if not is_first
-                ]
-                self.policy.record_acceptance(counted, step.num_drafts)
+                counted = [i for i, is_first in enumerate(step.is_first) if not is_first]
+                self.policy.record_acceptance(
+                    [accepted[i] for i in counted],
+                    step.num_drafts,
+                    [step.is_sampled[i] for i in counted],
+                )
                 return step.num_drafts
         return 0
 
