@@ -66,7 +66,6 @@ REFUSED = [
     ("--tp-size 2 --dp-size 2 --enable-dp-attention", "--enable-dp-attention"),
     ("--tp-size 2 --attn-dp-size 2", "--attn-dp-size"),
     ("--enable-multi-layer-eagle", "--enable-multi-layer-eagle"),
-    ("--speculative-adaptive --tp-size 2", "--speculative-adaptive with --tp-size"),
     (
         "--speculative-adaptive --speculative-adaptive-config a.json",
         "--speculative-adaptive-config",

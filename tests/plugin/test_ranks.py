@@ -87,3 +87,4 @@ def test_every_rank_keeps_the_first_ranks_draw(monkeypatch, num_ranks):
     tokens = ranks.draw_of_first_rank(torch.tensor([7, 8]))
     assert tokens.tolist() == ([7, 8] if num_ranks == 1 else [5, 6])
     assert len(waited) == num_ranks - 1
+    assert ranks.decision_of_first_rank(7, 8) == ((7, 8) if num_ranks == 1 else (5, 6))

@@ -27,9 +27,9 @@ def prompts(tokenizer, held_out_prompts) -> Prompts:
     return lossless_mix(tokenizer, held_out_prompts, 48)
 
 
-def forced(folder: Path, *flags: str) -> ServerConfig:
+def forced(folder: Path, *flags: str, **variables: str) -> ServerConfig:
     _, mtp = plain_and_mtp(folder, mtp_flags=("--speculative-adaptive", *flags))
-    return with_parts(mtp, "forced_drafts", FORCED_DRAFTS="random")
+    return with_parts(mtp, "forced_drafts", **{"FORCED_DRAFTS": "random"} | variables)
 
 
 def check_same(pair: list[LaunchedServer], prompts: Prompts, sampling: dict) -> None:
@@ -65,3 +65,19 @@ def test_replies_do_not_change_without_overlap_and_in_a_small_pool(
 ):
     pair = servers.get_flushed(plain_and_mtp(model_folder)[0], forced(model_folder, *flags))
     check_same(pair, prompts, greedy(24))
+
+
+@pytest.mark.slow
+def test_two_ranks_have_the_k_of_the_first(servers, model_folder, prompts, tmp_path):
+    """Which would have chosen others, each by itself."""
+    told = {"FORCED_DRAFTS": "apart", "ACCEPTANCE": str(tmp_path)}
+    config = forced(model_folder, "--tp-size", "2", **told)
+    pair = servers.get_flushed(plain_and_mtp(model_folder)[0], config)
+    check_same(pair, prompts, greedy(24))
+    chosen, chains = (
+        [path.read_text().split() for path in tmp_path.glob(f"*.{kind}")]
+        for kind in ("chosen", "chains")
+    )
+    assert len(chosen) == len(chains) == 2
+    assert chosen[0] != chosen[1] and len(chosen[0]) > 100
+    assert chains[0] == chains[1]

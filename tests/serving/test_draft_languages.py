@@ -35,6 +35,7 @@ from test_sampling_distribution import (
     p_of,
     token_of,
 )
+from watched_acceptance import with_parts
 
 from sglang_ascend.speculative.languages import LanguageTracker, evidence
 from sglang_ascend.speculative.vocabulary import FILE_NAME, read_vocabulary
@@ -144,6 +145,27 @@ def test_greedy_replies_do_not_change_where_the_language_does(
     print(f"{switched} of {len(asked)} replies changed their language")
     assert switched >= 5
     assert {along[-1] for along in heard} >= set(LANGUAGES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["any K"])
+def test_languages_keep_their_heads_whatever_k_a_step_has(
+    servers: ServerPool, folder: Path, prompts: dict[str, Prompts], variant: str
+) -> None:
+    """Replies stay the same; where K is always 3, drafts are kept as often as with no choice."""
+    fixed = by_language(folder)
+    adaptive = by_language(folder, ("--speculative-adaptive",))
+    always, varying = (
+        with_parts(adaptive, "forced_drafts", FORCED_DRAFTS=forced) for forced in ("3", "random")
+    )
+    asked = [prompt for of in zip(*prompts.values(), strict=True) for prompt in of]
+    found = []
+    for config in (fixed, always, varying):
+        (server,) = servers.get(config)
+        found.append(server.generate(asked, greedy(40)))
+    expected, same_k, other_k = found
+    assert [r.tokens for r in same_k] == [r.tokens for r in other_k] == [r.tokens for r in expected]
+    assert tokens_per_step(same_k) == pytest.approx(tokens_per_step(expected), rel=0.02)
 
 
 def acceptance(server: LaunchedServer, prompts: Prompts) -> float:

@@ -184,8 +184,6 @@ def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
     return {
         # SGLang's own worker would need its controller, and a step in graphs one graph for each K.
         f"{flag} on this device": not profile.runs_step or profile.captures_step,
-        # K would be chosen by each rank's own clock.
-        f"{flag} with --tp-size above 1": server_args.tp_size > 1,
         "--speculative-adaptive-config": server_args.speculative_adaptive_config is not None,
         # Slots of the cache are filled that no prefill of this server has written.
         f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",

@@ -67,3 +67,10 @@ def accepted_of_first_rank(
         return tokens, accept_lens
     accepted = draw_of_first_rank(torch.cat([tokens, accept_lens[:, None]], dim=1))
     return accepted[:, :-1].contiguous(), accepted[:, -1].int()
+
+
+def decision_of_first_rank(*numbers: int) -> tuple[int, ...]:
+    """What rank 0 has decided, by a clock that no other rank has."""
+    if get_parallel().tp_group.world_size == 1:
+        return numbers
+    return tuple(draw_of_first_rank(torch.tensor(numbers)).tolist())

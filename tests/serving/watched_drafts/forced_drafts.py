@@ -1,8 +1,9 @@
 """The K of every step of an adaptive server is given, and what each step verifies is written down.
 
-$FORCED_DRAFTS is "random", or the K of step 1, 2, ..., which begins again at its end. With
-$ACCEPTANCE each process appends to a file of its own there, for each request and step, the
-request's id, the drafts of its chain, and the chain's length with the repetitions at its end.
+$FORCED_DRAFTS is "random", "apart" (each process draws by itself), or the K of step 1, 2, ...,
+which begins again at its end. With $ACCEPTANCE each process appends to a file of its own there, for
+each request and step, the request's id, the drafts of its chain, and the chain's length with the
+repetitions at its end; to another one the K that it chose.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 
 GIVEN = os.environ["FORCED_DRAFTS"]
-rng = random.Random(11)
-schedule = cycle([] if GIVEN == "random" else map(int, GIVEN.split(",")))
+# Processes may be forked with this module in them.
+rng = random.SystemRandom() if GIVEN == "apart" else random.Random(11)
+schedule = cycle([] if GIVEN in ("random", "apart") else map(int, GIVEN.split(",")))
 
 
 def choose(drafts: AdaptiveDrafts, *args: Any) -> int:
-    chosen = rng.randint(0, drafts.max_drafts) if GIVEN == "random" else next(schedule)
+    chosen = next(schedule, None)
+    if chosen is None:
+        chosen = rng.randint(0, drafts.max_drafts)
     # A prompt that comes next is skipped where this is 0.
     drafts.in_force = chosen
+    if "ACCEPTANCE" in os.environ:
+        write("chosen", f"{chosen}\n")
     return chosen
 
 
@@ -34,10 +40,14 @@ def begin(original: Any, adaptive: Any, batch: Any) -> tuple[int, int]:
     behind_prompts, in_chains = adaptive.behind_prompts, adaptive.in_chains
     drafted = [behind_prompts.get(req, in_chains) for req in batch.reqs]
     verified, to_draft = original(adaptive, batch)
-    with (Path(os.environ["ACCEPTANCE"]) / f"{os.getpid()}.chains").open("a") as file:
-        for req, in_chain in zip(batch.reqs, drafted, strict=True):
-            file.write(f"{req.rid} {in_chain} {verified}\n")
+    for req, in_chain in zip(batch.reqs, drafted, strict=True):
+        write("chains", f"{req.rid} {in_chain} {verified}\n")
     return verified, to_draft
+
+
+def write(kind: str, line: str) -> None:
+    with (Path(os.environ["ACCEPTANCE"]) / f"{os.getpid()}.{kind}").open("a") as file:
+        file.write(line)
 
 
 def install() -> None:

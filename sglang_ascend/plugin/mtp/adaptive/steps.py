@@ -16,6 +16,7 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
+from sglang_ascend.plugin.mtp.ranks import decision_of_first_rank
 from sglang_ascend.plugin.observability.step import make_draft_gauge
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 from sglang_ascend.speculative.skipped import SkippedRows
@@ -97,7 +98,10 @@ class AdaptiveSteps:
             self.policy.start_anew(len(first), context)
         if len(behind_prompts) == len(first):
             self.in_chains = max(behind_prompts)
-        return self.policy.choose(len(first), context, lambda: self._seconds_to_catch_up(batch))
+        drafted = self.policy.choose(len(first), context, lambda: self._seconds_to_catch_up(batch))
+        # Every rank holds the K in force too, which says whether the next prompt is skipped.
+        drafted, self.policy.in_force = decision_of_first_rank(drafted, self.policy.in_force)
+        return drafted
 
     def settle(self, accepted: Sequence[int]) -> int:
         """The scheduler has the accepted drafts of the oldest step -> the K that it verified."""
