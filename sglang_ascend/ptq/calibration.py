@@ -139,7 +139,8 @@ def input_rule(spec: InputSpec | None, seen: Tensor | None) -> InputRule:
     if spec.scope == "per_token" and spec.dtype == "int8":
         return PER_TOKEN
     if spec.scope != "per_tensor":
-        group = spec.ext.group_size if spec.scope == "per_group" else None
+        own = spec.number_format.group_size
+        group = spec.ext.group_size if spec.scope == "per_group" else own
         return InputRule(InputKind.PER_TOKEN, FORMATS[spec.dtype], group)
     if seen is None:
         raise ValueError("a static input scale needs inputs: raise --calibration-texts")

@@ -279,8 +279,9 @@ class Quantization:
         whole = partial.folder / "whole"
         shutil.rmtree(whole, ignore_errors=True)
         source = quantized_view(Checkpoint.open(self.target.folder), partial.modules())
-        kinds = {scheme.weight.scope for scheme in self._used()}
-        writer = make_writer("fp8" if kinds == {"per_block"} else "modelslim", source.layout)
+        weights = [scheme.weight for scheme in self._used()]
+        is_fp8 = all(w.dtype == "fp8_e4m3" and w.scope == "per_block" for w in weights)
+        writer = make_writer("fp8" if is_fp8 else "modelslim", source.layout)
         convert(source, whole, writer)
         if writer.name == "modelslim":
             write_side_file(whole, self.record)

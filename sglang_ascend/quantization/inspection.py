@@ -14,7 +14,6 @@ from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts import Scheme
 
 OUTSIDE = "outside layers"
-DECODED = "decoded to float"
 NO_OPERATOR = "none: convert"
 EXPERT = re.compile(r"\.experts\.\d+\.")
 LAYER = re.compile(r"((?:.+?\.)?\D[^.]*)\.(\d+)\.")  # a name, up to and with its first number
@@ -95,7 +94,7 @@ def contents(checkpoint: Checkpoint) -> Contents:
 
 def _cpu_products(checkpoint: Checkpoint) -> dict[str, str]:
     """Of every quantized module; one of each kind, the smallest, is read to know its form."""
-    from sglang_ascend.quantization.product import cpu_body, is_decoded
+    from sglang_ascend.quantization.product import AS_FLOATS, cpu_body, is_decoded
 
     kinds: dict[tuple[Scheme, bool], list[str]] = defaultdict(list)
     for module, scheme in checkpoint.schemes.items():
@@ -107,7 +106,7 @@ def _cpu_products(checkpoint: Checkpoint) -> dict[str, str]:
             body = cpu_body(weight, is_expert)
         except ValueError:
             body = NO_OPERATOR
-        found |= {module: DECODED if is_decoded(module) else body for module in modules}
+        found |= {module: AS_FLOATS if is_decoded(module) else body for module in modules}
     return {module: found[module] for module in checkpoint.schemes}
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from sglang_ascend.ops import experts
 from sglang_ascend.ops import quantized as ops
 from sglang_ascend.ops.dispatch import REFERENCE, Op
-from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
-from sglang_ascend.quantization.weight import InputKind, QuantizedWeight, dense
+from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8, NumberFormat
+from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight, dense
 
 # Modules that SGLang's models multiply with themselves: MLA absorbs kv_b_proj into its queries, and
 # the others are no linear layers of SGLang's. Their weights are decoded when they are read.
@@ -23,6 +23,9 @@ DECODED = ("kv_b_proj", "input_proj", "eh_proj", "gate", "embed_tokens", "head")
 Product = Callable[..., Tensor]
 # (rows [rows, in] group by group, counts int64 [groups]) -> [rows, out]
 GroupedProduct = Callable[[Tensor, Tensor], Tensor]
+
+# What `cpu_body` says of a format that no operator multiplies.
+AS_FLOATS = "decoded to float"
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ def prepare(
     Raises:
         ValueError: no operator has this combination of weight and input.
     """
+    if _is_emulated(weight):
+        return _emulated(weight, dtype)
     weight = _by_rows(weight)
     operator, _, prepared = _operators(weight, weight.codes, weight.scale, weight.zero, dtype)
     x = weight.codes.new_empty(1, weight.shape[1], dtype=dtype)
@@ -75,6 +80,9 @@ def prepare_grouped(
     first = quantized[0]
     if len({(w.block, w.input_rule, w.number_format) for w in quantized}) > 1:
         raise ValueError("experts of one layer are quantized in several ways: quantize them alike.")
+    if _is_emulated(first):
+        product = _of_floats([weight.dequantize() for weight in quantized], dtype)
+        return lambda rows, counts: product(_rounded(rows, first.input_rule), counts)
     for weight in quantized:
         _check_grouped(weight)
     codes = torch.stack([weight.codes for weight in quantized])
@@ -92,6 +100,8 @@ def prepare_grouped(
 
 def prepared_bytes(weight: QuantizedWeight) -> int:
     """What `prepare` keeps of `weight`."""
+    if _is_emulated(weight):
+        return 4 * weight.codes.numel()
     weight = _by_rows(weight)
     return _operators(weight, weight.codes, weight.scale, weight.zero, None)[2].num_bytes
 
@@ -102,6 +112,8 @@ def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
     Raises:
         ValueError: no operator has this combination of weight and input.
     """
+    if _is_emulated(weight):
+        return AS_FLOATS
     weight = _by_rows(weight)
     x = torch.zeros(1, weight.shape[1], dtype=torch.float32)
     if is_expert:
@@ -115,6 +127,42 @@ def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
         operator, _, prepared = _operators(weight, weight.codes, weight.scale, weight.zero, None)
         call = x, prepared
     return operator.body_of(*call).name
+
+
+def _is_emulated(weight: QuantizedWeight) -> bool:
+    """Whether a device here has no arithmetic of its formats, so that floats are multiplied."""
+    rule = weight.input_rule
+    forms = [weight.number_format]
+    if rule.kind == InputKind.PER_TOKEN:
+        forms.append(rule.number_format)
+    return not all(_has_operators(form) for form in forms)
+
+
+def _has_operators(form: NumberFormat) -> bool:
+    return form.is_integer or form is FP8_E4M3
+
+
+def _emulated(weight: QuantizedWeight, dtype: torch.dtype | None) -> Product:
+    """The values themselves, multiplied as floats; inputs are rounded by the definition."""
+    rule, values = weight.input_rule, weight.dequantize()
+    values = values if dtype is None else values.to(dtype)
+
+    def product(x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.nn.functional.linear(_rounded(x, rule).to(values.dtype), values, bias)
+
+    return product
+
+
+def _rounded(x: Tensor, rule: InputRule) -> Tensor:
+    """`x` at the nearest numbers of `rule`, each group of columns of a row with its own scale."""
+    if rule.kind == InputKind.NONE:
+        return x
+    form, columns = rule.number_format, x.shape[-1]
+    width = rule.group_size or columns
+    groups = torch.nn.functional.pad(x.float(), (0, -columns % width)).unflatten(-1, (-1, width))
+    scale = form.scale(groups.abs().amax(-1))[..., None]
+    held = form.decode(form.encode(groups / scale)) * scale
+    return held.flatten(-2)[..., :columns].to(x.dtype)
 
 
 def _check_grouped(weight: QuantizedWeight) -> None:

@@ -15,6 +15,13 @@ from sglang_ascend.quantization.weight import HEAD
 BUILT_IN = Path(__file__).parent / "recipes"
 
 
+# Formats of inputs that weights of a format go with, beside float ones.
+INPUTS = {
+    "int8": ("int8",), "int4": ("int8",), "fp8_e4m3": ("fp8_e4m3",), "hif8": ("hif8",),
+    "hif4": ("hif4",), "mxfp8": ("mxfp8",), "mxfp4": ("mxfp4", "mxfp8"),
+}  # fmt: skip
+
+
 class RecipeError(ValueError):
     """One sentence that names the recipe, what is wrong in it and the remedy."""
 
@@ -34,11 +41,16 @@ class Extension(_Strict):
     max_error: float | None = Field(default=None, gt=0)
 
 
+def _check_blocks(scope: str, form: NumberFormat) -> None:
+    if form.group_size and scope != "per_block":
+        raise ValueError(f"{form.name} has blocks of its own: its scope is per_block")
+
+
 class InputSpec(_Strict):
     """`act`: what the product does to its input."""
 
-    scope: Literal["per_token", "per_group", "per_tensor"]
-    dtype: Literal["int8", "fp8_e4m3"]
+    scope: Literal["per_token", "per_group", "per_block", "per_tensor"]
+    dtype: Literal["int8", "fp8_e4m3", "hif8", "hif4", "mxfp8", "mxfp4"]
     symmetric: bool = True
     method: Literal["minmax"] = "minmax"
     ext: Extension = Extension()
@@ -47,6 +59,9 @@ class InputSpec(_Strict):
     def _has_a_rule(self) -> InputSpec:
         if self.scope == "per_group" and self.dtype != "fp8_e4m3":
             raise ValueError("inputs are rounded in groups only to fp8_e4m3")
+        _check_blocks(self.scope, self.number_format)
+        if self.scope == "per_block" and not self.number_format.group_size:
+            raise ValueError(f"inputs in {self.dtype} are not scaled per_block")
         if self.scope == "per_tensor" and self.dtype != "int8":
             raise ValueError("a static input (per_tensor) is int8")
         if self.scope != "per_tensor" and not self.symmetric:
@@ -55,21 +70,30 @@ class InputSpec(_Strict):
             raise ValueError("max_error is of inputs that are scaled per_token")
         return self
 
+    @property
+    def number_format(self) -> NumberFormat:
+        return FORMATS[self.dtype]
+
 
 class WeightSpec(_Strict):
     """`weight`: its grid, and the method that picks the codes."""
 
     scope: Literal["per_channel", "per_group", "per_block"]
-    dtype: Literal["int8", "int4", "fp8_e4m3"]
+    dtype: Literal[
+        "int8", "int4", "int3", "int2", "fp8_e4m3",
+        "hif8", "hif4", "mxfp8", "mxfp8_e5m2", "mxfp4", "nf4",
+    ]  # fmt: skip
     symmetric: bool = True
     method: Literal["minmax", "gptq"] = "minmax"
     ext: Extension = Extension()
 
     @model_validator(mode="after")
     def _has_a_grid(self) -> WeightSpec:
-        if self.scope == "per_block" and self.method == "gptq":
+        _check_blocks(self.scope, self.number_format)
+        if self.grid.block[0] != 1 and self.method == "gptq":
             raise ValueError("gptq corrects row by row, so its scope is per_channel or per_group")
-        _ = self.grid
+        if self.method == "gptq" or self.ext.scale_search:
+            self.grid.check_searchable()
         return self
 
     @property
@@ -78,6 +102,8 @@ class WeightSpec(_Strict):
 
     @property
     def grid(self) -> Grid:
+        if self.number_format.group_size:
+            return Grid(self.number_format, (1, self.number_format.group_size), self.symmetric)
         block = {
             "per_channel": (1, None),
             "per_group": (1, self.ext.group_size),
@@ -93,18 +119,24 @@ class QConfig(_Strict):
     act: InputSpec | None = None
 
     def fitting(self, in_features: int) -> QConfig:
-        """This scheme, or int8 per channel where groups do not divide `in_features`."""
-        grouped = self.weight.scope == "per_group"
-        if not grouped or in_features % self.weight.ext.group_size == 0:
+        """This scheme, or int8 per channel where groups do not divide `in_features`; inputs that
+        no int8 weight goes with become int8 then too."""
+        form = self.weight.number_format
+        size = self.weight.ext.group_size if self.weight.scope == "per_group" else 1
+        if in_features % size == 0 and (not form.group_size or in_features % form.unit == 0):
             return self
-        return QConfig(weight=WeightSpec(scope="per_channel", dtype="int8"), act=self.act)
+        act = self.act
+        if act is not None and not act.number_format.is_integer:
+            act = InputSpec(scope="per_token", dtype="int8")
+        return QConfig(weight=WeightSpec(scope="per_channel", dtype="int8"), act=act)
 
     @model_validator(mode="after")
     def _has_a_product(self) -> QConfig:
         if self.act is None:
             return self
-        if (self.act.dtype == "fp8_e4m3") != (self.weight.dtype == "fp8_e4m3"):
-            raise ValueError("weight and act are both fp8_e4m3 or both integers")
+        if self.act.dtype not in INPUTS.get(self.weight.dtype, ()):
+            known = " or ".join(("no inputs", *INPUTS.get(self.weight.dtype, ())))
+            raise ValueError(f"act of {self.weight.dtype} weights is {known}, not {self.act.dtype}")
         if self.act.ext.max_error is not None and self.weight.dtype != "int8":
             raise ValueError("max_error leaves inputs float, which only an int8 weight goes with")
         if not self.weight.symmetric:
@@ -136,9 +168,10 @@ class QConfig(_Strict):
     @property
     def name(self) -> str:
         """Such as W4A8."""
-        inputs = 16 if self.act is None else FORMATS[self.act.dtype].bits
-        kind = "" if self.weight.number_format.is_integer else "FP8 "
-        return f"{kind}W{self.weight.number_format.bits}A{inputs}"
+        inputs = 16 if self.act is None else self.act.number_format.bits
+        form = self.weight.number_format
+        kind = {"fp8_e4m3": "FP8 "}.get(form.name, f"{form.name.upper()} ")
+        return f"{'' if form.is_integer else kind}W{form.bits}A{inputs}"
 
 
 class LinearQuant(_Strict):

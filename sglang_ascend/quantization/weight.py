@@ -51,7 +51,7 @@ PER_TOKEN = InputRule(InputKind.PER_TOKEN)
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """A linear weight as integers or FP8: value[r, c] = (code[r, c] - zero) * scale of its block.
+    """A linear weight in a number format: value[r, c] = (number of code[r, c] - zero) * its scale.
 
     Attributes:
         codes: [out, in] of `number_format.dtype`.
@@ -112,9 +112,11 @@ class QuantizedWeight:
     @property
     def num_bytes(self) -> int:
         """What it takes with its codes packed."""
-        others = (self.scale, self.zero, self.bias, self.group_index)
+        others = (self.zero, self.bias, self.group_index)
         held = sum(tensor.nbytes for tensor in others if tensor is not None)
-        return ceil(self.codes.numel() * self.number_format.bits / 8) + held
+        form = self.number_format
+        packed = self.codes.numel() * form.bits + self.scale.numel() * form.scale_bits
+        return ceil(packed / 8) + held
 
     def dequantize(self) -> Tensor:
         """The values, float32 [out, in]."""

@@ -4,12 +4,21 @@ blocks and concatenations mean the same numbers bit by bit. The oracle is a loop
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isfinite
 
 import numpy as np
 import pytest
 import torch
 
-from sglang_ascend.quantization.formats import FORMATS, FP8_E4M3, INT2, INT4, INT8, NumberFormat
+from sglang_ascend.quantization.formats import (
+    FORMATS,
+    FP8_E4M3,
+    INT2,
+    INT4,
+    INT8,
+    Listed,
+    NumberFormat,
+)
 from sglang_ascend.quantization.weight import (
     PER_TOKEN,
     WEIGHT_ONLY,
@@ -39,8 +48,12 @@ def make(
     seed: int = 0,
 ) -> QuantizedWeight:
     generator = torch.Generator().manual_seed(seed)
-    if number_format is FP8_E4M3:
-        codes = torch.randn(out_features, in_features, generator=generator).to(torch.float8_e4m3fn)
+    if number_format.dtype.is_floating_point:
+        codes = torch.randn(out_features, in_features, generator=generator).to(number_format.dtype)
+    elif isinstance(number_format, Listed):
+        finite = [code for code, number in enumerate(number_format.numbers) if isfinite(number)]
+        drawn = torch.randint(len(finite), (out_features, in_features), generator=generator)
+        codes = torch.tensor(finite, dtype=torch.uint8)[drawn]
     else:
         low, high = int(number_format.minimum), int(number_format.maximum)
         codes = torch.randint(low, high + 1, (out_features, in_features), generator=generator)
@@ -69,6 +82,8 @@ def make(
 def by_hand(weight: QuantizedWeight) -> np.ndarray:
     """Element by element, in float32 as the definition says."""
     codes = weight.codes.to(torch.float32).numpy()
+    if isinstance(weight.number_format, Listed):
+        codes = np.float32(weight.number_format.numbers)[codes.astype(int)]
     scale = weight.scale.numpy()
     values = np.empty_like(codes)
     for row in range(codes.shape[0]):

@@ -199,6 +199,47 @@ def pack_block_fp8(weight: np.ndarray) -> Packed:
     return {"weight": ("F8_E4M3", codes), "weight_scale_inv": f32(scale)}, values
 
 
+def hif8_numbers() -> dict[float, int]:
+    """Code of every number above 0, by the widths of exponent and fraction that its size gets."""
+    found = {2.0 ** (code - 23): code for code in range(1, 8)}
+    for exponent in range(-15, 16):
+        size = abs(exponent)
+        bits = max(size.bit_length(), 0)  # of |exponent| with its leading 1, which is implied
+        prefix, width = {0: (1, 3), 1: (1, 3), 2: (1, 3), 3: (2, 2), 4: (3, 1)}[bits]
+        field = (exponent < 0) << (bits - 1) | size - (1 << (bits - 1)) if bits else 0
+        prefix <<= bits
+        for fraction in range(1 << width):
+            number = 2.0**exponent * (1 + fraction / (1 << width))
+            found[number] = (prefix | field) << width | fraction
+    del found[1.5 * 2.0**15]  # infinity
+    return found
+
+
+def pack_hif8(weight: np.ndarray) -> Packed:
+    table = hif8_numbers()
+    numbers = np.array(sorted(table))
+    codes = np.array([0, *(table[number] for number in numbers)], "u1")
+    numbers = np.concatenate([[0.0], numbers])
+    scale = np.abs(weight).max(1, keepdims=True) / np.float32(15)
+    places = np.abs(np.abs(weight / scale)[..., None] - numbers).argmin(-1)
+    signs = np.where((weight < 0) & (places > 0), 0x80, 0).astype("u1")
+    values = np.sign(weight) * numbers[places].astype("<f4") * scale
+    return {"weight": ("U8", codes[places] | signs), "weight_scale": f32(scale)}, values
+
+
+def pack_mxfp4(weight: np.ndarray) -> Packed:
+    groups = weight.reshape(len(weight), -1, 32)
+    exponent = np.floor(np.log2(np.abs(groups).max(2))) - 2
+    scaled = groups / 2.0 ** exponent[..., None]
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    places = np.abs(np.abs(scaled)[..., None] - numbers).argmin(-1)
+    codes = (places | (groups < 0) << 3).reshape(weight.shape).astype("u1")
+    values = np.sign(groups) * numbers[places] * 2.0 ** exponent[..., None]
+    packed = codes[:, 0::2] | codes[:, 1::2] << 4
+    scale = (exponent + 127).astype("u1")
+    return {"weight": ("U8", packed), "weight_scale": ("U8", scale)}, values.reshape(weight.shape)
+
+
 def compressed(weights: dict[str, Any], file_format: str, inputs: Any = None) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
     return {
@@ -219,6 +260,8 @@ AWQ_SETTINGS = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version"
 
 DYNAMIC = Kind(pack_int8, round_per_token, "W8A8_DYNAMIC")
 WEIGHT_ONLY = Kind(pack_int8, None, "W8A16")
+HIF8 = Kind(pack_hif8, None, "W8A16_HIF8")
+MXFP4 = Kind(pack_mxfp4, None, "W4A16_MXFP4")
 STATIC = {
     name: Kind(partial(pack_static, input_scale=scale), partial(round_static, scale=scale), "W8A8")
     for name, scale in STATIC_SCALES.items()
@@ -229,6 +272,9 @@ LAYOUTS = {
     WITH_HEAD: Layout(WEIGHT_ONLY, WEIGHT_ONLY),
     "W4A8": Layout(DYNAMIC, Kind(pack_int4, round_per_token, "W4A8_DYNAMIC")),
     "W8A8 static": Layout(DYNAMIC, DYNAMIC, by_name=STATIC),
+    "HiFloat8": Layout(HIF8, HIF8),
+    # 240 columns are no multiple of 32.
+    "MXFP4": Layout(MXFP4, MXFP4, by_name={"o_proj": WEIGHT_ONLY}),
     "gptq": Layout(
         Kind(lambda weight: pack_gptq(weight, shuffled=True)), Kind(pack_gptq), GPTQ_SETTINGS
     ),

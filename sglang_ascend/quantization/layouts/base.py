@@ -78,9 +78,7 @@ class ModuleTensors:
             CheckpointError: they are missing, of another dtype, or no numbers of `number_format`.
         """
         codes = self.take(suffix, (number_format.dtype,), None, None)
-        values = codes.to(torch.float32) if number_format.bits == 8 else codes
-        low, high = number_format.minimum, number_format.maximum
-        if not bool(((values >= low) & (values <= high)).all()):  # NaN is neither
+        if not number_format.holds(codes):
             raise self.error(suffix, f"holds codes that are no {number_format.name}")
         return codes
 

@@ -10,6 +10,8 @@ refused, because its weight would be read as something else.
 | W8A8 | deq_scale = weight scale * input_scale, quant_bias, input_scale, input_offset |
 | W8A8_MIX | both of the above: static in decode, per token in prefill; read as per token |
 | W4A8_DYNAMIC | weight is [out / 2, in]; scale_bias; weight_scale_second where there are groups |
+
+Microscaling formats, HiFloat8, HiFloat4 and NF4 are described in `floats`.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from torch import Tensor
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
+from sglang_ascend.quantization.layouts import floats
 from sglang_ascend.quantization.layouts.base import Layout, ModuleTensors, Scheme, spread_groups
 from sglang_ascend.quantization.layouts.packing import unpack_nibbles
 from sglang_ascend.quantization.weight import (
@@ -53,6 +56,7 @@ SCHEMES = {
         Scheme("W4A8_DYNAMIC", INT4, (*_CHANNEL, "scale_bias"), _SECOND, PER_TOKEN),
         Scheme("W4A4_DYNAMIC", INT4, _CHANNEL, input_rule=_INT4_PER_TOKEN),
         Scheme("WFP8AFP8_DYNAMIC", FP8_E4M3, _CHANNEL, input_rule=_FP8_PER_TOKEN),
+        *floats.SCHEMES.values(),
     )
 }
 
@@ -131,6 +135,8 @@ class ModelSlim(Layout):
         held = ModuleTensors(module, tensors)
         if scheme.name == "W8A8":
             return _read_static(held)
+        if scheme.name in floats.SCHEMES:
+            return self._read_floats(held, scheme)
         if scheme.name == "W4A8_DYNAMIC":
             codes = unpack_nibbles(held.codes("weight", INT8))
             held.finite("scale_bias", codes.shape[0], None)
@@ -152,6 +158,16 @@ class ModelSlim(Layout):
         block = self._block(held, suffix, scale.shape[1], in_features)
         assert scheme.input_rule is not None
         return QuantizedWeight(codes, scale, zero, block, scheme.number_format, scheme.input_rule)
+
+    def _read_floats(self, held: ModuleTensors, scheme: Scheme) -> QuantizedWeight:
+        form = scheme.number_format
+        codes = floats.read_codes(held, form)
+        scale = floats.read_scale(held, form, codes.shape)
+        block = (1, form.group_size or 0)
+        if form.group_size is None:
+            block = self._block(held, "weight_scale", scale.shape[1], codes.shape[1])
+        assert scheme.input_rule is not None
+        return QuantizedWeight(codes, scale, None, block, form, scheme.input_rule)
 
     def _block(
         self, held: ModuleTensors, suffix: str, num_groups: int, in_features: int

@@ -42,6 +42,7 @@ def gptq(
     columns = weight.shape[1]
     if grid.block[0] != 1:
         raise ValueError("GPTQ corrects each row by itself: give a grid whose blocks have one row")
+    grid.check_searchable()
     if hessian.shape != (columns, columns) or not torch.isfinite(hessian).all():
         raise ValueError(f"GPTQ needs a finite Hessian [{columns}, {columns}] of the inputs")
     nearest = rtn(weight, grid, input_rule)

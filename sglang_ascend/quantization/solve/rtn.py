@@ -26,7 +26,7 @@ class Grid:
             range from its least to its greatest value, with 0 inside, takes all codes.
 
     Raises:
-        ValueError: an asymmetric grid of floating-point codes.
+        ValueError: zero points of a format that is no integer, or blocks that it does not have.
     """
 
     number_format: NumberFormat
@@ -36,6 +36,9 @@ class Grid:
     def __post_init__(self) -> None:
         if not self.symmetric and not self.number_format.is_integer:
             raise ValueError(f"{self.number_format.name} has no zero point: set symmetric to true")
+        own = self.number_format.group_size
+        if own is not None and self.block != (1, own):
+            raise ValueError(f"{self.number_format.name} has one scale for {own} columns of a row")
 
     def block_of(self, weight: Tensor) -> tuple[int, int]:
         """The block's size for `weight` [out, in]."""
@@ -45,7 +48,7 @@ class Grid:
     def fit(self, weight: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Scale and zero (None if symmetric), in the dtype of `weight` [out, in], one per block.
 
-        Symmetric: scale = max |w| / maximum. Asymmetric:
+        Symmetric: the format's scale of max |w|, of integers max |w| / maximum. Asymmetric:
         scale = (high - low) / (maximum - minimum), zero = round(minimum - low / scale).
         A block of zeros has scale 1.
 
@@ -57,6 +60,7 @@ class Grid:
         scale, zero = self._scaled(high, low)
         if importance is None:
             return scale, zero
+        self.check_searchable()
         best = torch.full_like(scale, torch.inf)
         for share in SHRINKS:
             new_scale, new_zero = self._scaled(high * share, low * share)
@@ -68,13 +72,21 @@ class Grid:
             best = torch.minimum(cost, best)
         return scale, zero
 
+    def check_searchable(self) -> None:
+        """
+        Raises:
+            ValueError: the scales of several blocks are of one unit.
+        """
+        if not self.number_format.searchable:
+            raise ValueError(f"{self.number_format.name} takes method minmax only")
+
     def rounded(self, weight: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
         """`weight` [out, in] at the nearest numbers of its blocks, in its dtype."""
         block, shape = self.block_of(weight), weight.shape
         spread_scale = spread(scale, block, shape)
         offset = 0.0 if zero is None else spread(zero, block, shape)
         codes = self.number_format.encode(weight / spread_scale + offset)
-        return (codes.to(weight.dtype) - offset) * spread_scale
+        return (self.number_format.decode(codes).to(weight.dtype) - offset) * spread_scale
 
     def _range(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The greatest and the least value of each block, 0 among them."""
@@ -85,8 +97,7 @@ class Grid:
     def _scaled(self, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor | None]:
         form = self.number_format
         if self.symmetric:
-            scale = torch.maximum(high, -low) / form.maximum
-            return torch.where(scale > 0, scale, 1.0), None
+            return form.scale(torch.maximum(high, -low)), None
         scale = (high - low) / (form.maximum - form.minimum)
         scale = torch.where(scale > 0, scale, 1.0)
         return scale, (form.minimum - low / scale).round()

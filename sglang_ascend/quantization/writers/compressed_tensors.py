@@ -87,6 +87,8 @@ def _of_known_blocks(module: str, weight: QuantizedWeight) -> QuantizedWeight:
     """Only FP8 has blocks of rows, and groups divide the input: the last one cannot be cut."""
     rows, columns = weight.block
     in_features = weight.shape[1]
+    if not weight.number_format.is_integer and weight.number_format is not FP8_E4M3:
+        raise _cannot_hold(module, f"{weight.number_format.name} weights")
     if weight.number_format is FP8_E4M3 and rows > 1:
         return weight
     if weight.scale.shape[1] > 1 and in_features % columns:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
-from sglang_ascend.quantization.formats import FP8_E4M3, INT2, INT4, INT8
-from sglang_ascend.quantization.layouts import Layout
+from sglang_ascend.quantization.formats import FP8_E4M3, INT2, INT3, INT4, INT8
+from sglang_ascend.quantization.layouts import Layout, floats
 from sglang_ascend.quantization.layouts.modelslim import (
     BESIDE_LINEARS,
     DESCRIPTION,
@@ -31,7 +31,12 @@ TYPES = {
     (INT4, InputKind.PER_TOKEN, INT8): "W4A8_DYNAMIC",
     (INT4, InputKind.PER_TOKEN, INT4): "W4A4_DYNAMIC",
     (FP8_E4M3, InputKind.PER_TOKEN, FP8_E4M3): "WFP8AFP8_DYNAMIC",
-    **{(codes, InputKind.NONE, INT8): "W8A16" for codes in (INT8, INT4, INT2)},
+    **{(codes, InputKind.NONE, INT8): "W8A16" for codes in (INT8, INT4, INT3, INT2)},
+    **{
+        (scheme.number_format, rule.kind, rule.number_format): name
+        for name, scheme in floats.SCHEMES.items()
+        if (rule := scheme.input_rule)
+    },
 }
 
 
@@ -75,14 +80,17 @@ class ModelSlimWriter(Writer):
             tensors = self._static(module, weight)
         elif type_name == "W4A8_DYNAMIC":
             tensors = _nibbles(module, weight)
+        elif type_name in floats.SCHEMES:
+            tensors = floats.tensors_of(weight)
         else:
             tensors = {"weight": weight.codes, **_scales("weight_scale", "weight_offset", weight)}
         self._types |= {f"{module}.{suffix}": type_name for suffix in tensors}
         return tensors
 
     def _problem(self, weight: QuantizedWeight, type_name: str | None) -> str | None:
-        rule = weight.input_rule
-        if type_name is None or rule.group_size is not None:
+        rule, form = weight.input_rule, weight.number_format
+        scheme = floats.SCHEMES.get(type_name or "")
+        if type_name is None or rule.group_size != (scheme and rule.number_format.group_size):
             return (
                 f"is {weight.number_format.name} with {rule.kind} {rule.number_format.name} input"
             )
@@ -92,7 +100,11 @@ class ModelSlimWriter(Writer):
             return "is static and not symmetric per channel"
         if type_name == "W4A8_DYNAMIC" and weight.shape[0] % 2:
             return "is int4 with an odd number of rows"
-        if weight.scale.shape[1] > 1:
+        if scheme is not None and (weight.zero is not None or weight.shape[1] % form.unit):
+            return f"is {form.name} with zero points or columns that {form.unit} does not divide"
+        if form.group_size is not None and weight.block[1] != form.group_size:
+            return f"is {form.name} in groups of {weight.block[1]}"
+        if weight.scale.shape[1] > 1 and form.group_size is None:
             if self._group_size not in (0, weight.block[1]):
                 return f"has groups of {weight.block[1]} beside others of {self._group_size}"
             self._group_size = weight.block[1]
