@@ -36,7 +36,7 @@ TABLE: dict[str, set[str]] = {
     "quantization": {"ops", "checkpoint"},
     "models": {"env"},
     "training": {"bench", "checkpoint", "speculative", "svg"},
-    "ptq": {"checkpoint", "quantization", "training"},
+    "ptq": {"checkpoint", "quantization", "svg", "training"},
     "verify": {"env", "stack", "ops", "bench"},
 }
 TABLE["plugin"] = TABLE.keys() - {"__init__", "svg", "bench", "training", "ptq", "verify"}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sglang_ascend.ptq.layers import linears
 from sglang_ascend.quantization.formats import FORMATS
 from sglang_ascend.quantization.recipe import InputSpec, QConfig
-from sglang_ascend.quantization.solve import gptq, rtn
+from sglang_ascend.quantization.solve import gptq, hqq, learned_clipping, qoq, rtn
 from sglang_ascend.quantization.weight import (
     PER_TOKEN,
     WEIGHT_ONLY,
@@ -72,22 +72,29 @@ def quantize_linear(linear: nn.Linear, scheme: QConfig, seen: Tensor | None) -> 
         ValueError: a static input of a linear that was not reached.
     """
     rule = input_rule(scheme.act, seen)
-    if scheme.weight.method == "minmax" or seen is None:
-        weight = rtn(linear.weight, scheme.weight.grid, rule)
-    else:
-        inputs, ext = seen.double(), scheme.weight.ext
-        hessian = inputs.T @ inputs
-        weight = gptq(
-            linear.weight,
-            hessian,
-            scheme.weight.grid,
-            rule,
-            ext.damping,
-            ext.act_order,
-            ext.scale_search,
-        )
+    weight = _solved(linear.weight, scheme, seen, rule)
     # A static product adds its bias as an integer.
     return replace(weight, bias=linear.bias if rule.kind == InputKind.STATIC else None)
+
+
+def _solved(
+    weight: Tensor, scheme: QConfig, seen: Tensor | None, rule: InputRule
+) -> QuantizedWeight:
+    spec = scheme.weight
+    grid, ext = spec.grid, spec.ext
+    if spec.method == "mse":
+        return rtn(weight, grid, rule, torch.ones(weight.shape[1], dtype=torch.float64))
+    if spec.method == "hqq":
+        return hqq(weight, grid, rule)
+    if spec.method == "qoq":  # inputs in int8 are multiplied with what it expands to
+        return qoq(weight, ext.group_size, rule)[rule != WEIGHT_ONLY]
+    if spec.method == "minmax" or seen is None:
+        return rtn(weight, grid, rule)
+    inputs = seen.double()
+    hessian = inputs.T @ inputs
+    if spec.method == "lwc":
+        return learned_clipping(weight, hessian, grid, rule)
+    return gptq(weight, hessian, grid, rule, ext.damping, ext.act_order, ext.scale_search)
 
 
 def float_inputs(module: nn.Module, schemes: Mapping[str, QConfig], inputs: Inputs) -> set[str]:

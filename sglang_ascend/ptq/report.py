@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from sglang_ascend import svg
 from sglang_ascend.ptq.evaluate import Evaluated, Score
 
 DRAWS = 2000
@@ -153,30 +154,27 @@ def _shown(figure: dict[str, Any] | None, form: str) -> str:
 def plot(report: dict[str, Any]) -> str:
     """SVG: KL of every checkpoint but the reference, a dot with its interval, domain by domain."""
     compared = report["checkpoints"][1:]
-    rows = [(c, domain) for domain in compared[0]["domains"] for c in compared] if compared else []
-    most = max((c["domains"][d]["kl"]["interval_95"][1] for c, d in rows), default=0.0) or 1.0
-    left, width, step = 260, 420, 22
-    parts = []
-    for number, (checkpoint, domain) in enumerate(rows):
-        figure, y = checkpoint["domains"][domain]["kl"], 50 + number * step
+    rows = [
+        (f"{domain}: {Path(one['folder']).name}", one["domains"][domain]["kl"])
+        for domain in (compared[0]["domains"] if compared else ())
+        for one in compared
+    ]
+    return dots(f"KL to {Path(report['reference']).name}, nats, with 95 % intervals", rows)
+
+
+def dots(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """SVG: a line for each named figure, with its interval."""
+    most = max((figure["interval_95"][1] for _, figure in rows), default=0.0) or 1.0
+    left, width, step, top = 260, 420, 22, 50
+    parts = [svg.text(10, 24, title, 'font-weight="bold"')]
+    for number, (name, figure) in enumerate(rows):
+        y = top + number * step
         low, high = (left + width * bound / most for bound in figure["interval_95"])
-        name = f"{domain}: {Path(checkpoint['folder']).name}"
+        middle = left + width * figure["value"] / most
         parts += [
-            f'<text x="{left - 10}" y="{y + 4}" text-anchor="end">{_escaped(name)}</text>',
-            f'<path d="M{low:.1f} {y}H{high:.1f}" stroke="#2563eb" stroke-width="2"/>',
-            f'<circle cx="{left + width * figure["value"] / most:.1f}" cy="{y}" r="4" '
-            'fill="#2563eb"/>',
-            f'<text x="{high + 8:.1f}" y="{y + 4}">{figure["value"]:.5f}</text>',
+            svg.text(left - 10, y + 4, name, 'text-anchor="end"'),
+            svg.line([(low, y), (high, y)], svg.MTP),
+            f'<circle cx="{middle:.1f}" cy="{y}" r="4" fill="{svg.MTP}"/>',
+            svg.text(high + 8, y + 4, f"{figure['value']:.5f}"),
         ]
-    height = 60 + len(rows) * step
-    title = f"KL to {Path(report['reference']).name}, nats, with 95 % intervals"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 90}" height="{height}" '
-        'font-family="sans-serif" font-size="12">'
-        f'<rect width="100%" height="100%" fill="white"/><text x="10" y="24" font-size="15">'
-        f"{_escaped(title)}</text>{''.join(parts)}</svg>\n"
-    )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return svg.document(left + width + 90, top + len(rows) * step, title, parts)

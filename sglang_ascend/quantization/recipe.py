@@ -84,7 +84,7 @@ class WeightSpec(_Strict):
         "hif8", "hif4", "mxfp8", "mxfp8_e5m2", "mxfp4", "nf4",
     ]  # fmt: skip
     symmetric: bool = True
-    method: Literal["minmax", "gptq"] = "minmax"
+    method: Literal["minmax", "mse", "gptq", "hqq", "lwc", "qoq"] = "minmax"
     ext: Extension = Extension()
 
     @model_validator(mode="after")
@@ -92,9 +92,23 @@ class WeightSpec(_Strict):
         _check_blocks(self.scope, self.number_format)
         if self.grid.block[0] != 1 and self.method == "gptq":
             raise ValueError("gptq corrects row by row, so its scope is per_channel or per_group")
-        if self.method == "gptq" or self.ext.scale_search:
+        if self.method != "minmax" or self.ext.scale_search:
             self.grid.check_searchable()
+        if self.method in ("hqq", "lwc", "qoq"):
+            self._check_integers()
         return self
+
+    def _check_integers(self) -> None:
+        """
+        Raises:
+            ValueError: the method does not have this grid.
+        """
+        if not self.number_format.is_integer or self.grid.block[0] != 1:
+            raise ValueError(f"{self.method} is of integers per_channel or per_group")
+        if self.method != "lwc" and self.symmetric:
+            raise ValueError(f"{self.method} has zero points: set symmetric to false")
+        if self.method == "qoq" and (self.dtype != "int4" or self.scope != "per_group"):
+            raise ValueError("qoq is of int4 per_group")
 
     @property
     def number_format(self) -> NumberFormat:
@@ -139,7 +153,7 @@ class QConfig(_Strict):
             raise ValueError(f"act of {self.weight.dtype} weights is {known}, not {self.act.dtype}")
         if self.act.ext.max_error is not None and self.weight.dtype != "int8":
             raise ValueError("max_error leaves inputs float, which only an int8 weight goes with")
-        if not self.weight.symmetric:
+        if not self.weight.symmetric and self.weight.method != "qoq":
             raise ValueError("a weight with zero points goes without act: set symmetric to true")
         return self
 
@@ -152,7 +166,7 @@ class QConfig(_Strict):
     @property
     def fitted(self) -> bool:
         """Whether codes or scales are made for the inputs that the linear sees."""
-        return self.weight.method == "gptq" or (
+        return self.weight.method in ("gptq", "lwc") or (
             self.act is not None and self.act.scope == "per_tensor"
         )
 

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_ascend.checkpoint import CheckpointError
@@ -12,7 +13,9 @@ from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.ptq.report import figures
 from sglang_ascend.ptq.text import replies_to
 from sglang_ascend.quantization.checkpoint import Checkpoint
+from sglang_ascend.quantization.formats import INT8
 from sglang_ascend.quantization.recipe import parse_recipe, read_recipe
+from sglang_ascend.quantization.weight import PER_TOKEN
 from sglang_ascend.training.targets.families import Target
 
 DATA = Path(__file__).parents[1] / "data"
@@ -61,6 +64,7 @@ def test_a_recipe_writes_them_and_what_it_writes_is_read(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_hifloat8_is_on_par_with_fp8(nano, tmp_path):
     """Weights and inputs of the same linears, on held-out prompts; the ratio is paired."""
     text = RECIPE.replace("ACT", "per_token").replace("WEIGHT", "per_channel")
@@ -68,9 +72,40 @@ def test_hifloat8_is_on_par_with_fp8(nano, tmp_path):
     Quantization(nano, parse_recipe(text, "hif8"), tmp_path / "hif8").run()
     Quantization(nano, read_recipe("fp8"), tmp_path / "fp8").run()
     prompts = [DATA / name for name in ("heldout_maths.json", "heldout_nano_chat.json")]
-    texts = replies_to(Target.open(nano), prompts, 128, 80)
+    texts = replies_to(Target.open(nano), prompts, 64, 24)
     report = figures(evaluate([tmp_path / "hif8", tmp_path / "fp8"], nano, texts))
     for checkpoint in report["checkpoints"]:
         found = checkpoint["domains"]["all"]
         print(checkpoint["folder"], found["kl"], found["kl_to_last"], found["acceptance_length"])
     assert report["checkpoints"][1]["domains"]["all"]["kl_to_last"]["value"] <= 1.1
+
+
+METHODS = """
+spec:
+  process:
+    - type: linear_quant
+      qconfig:
+        weight:
+          {scope: per_group, dtype: int4, symmetric: false, method: METHOD, ext: {group_size: 32}}
+      include: ["model.layers.1.mlp.experts.*.up_proj"]
+"""
+
+
+def test_a_recipe_s_method_is_what_solves_the_weight(nano, tmp_path):
+    """Codes differ from those of rounding; and only the calibrated method depends on the seed."""
+    name = "model.layers.1.mlp.experts.3.up_proj"
+    found = {}
+    for method in ("minmax", "mse", "lwc", "hqq", "qoq"):
+        recipe = parse_recipe(METHODS.replace("METHOD", method), method)
+        for seed in (0, 1):
+            out = tmp_path / f"{method}-{seed}"
+            Quantization(nano, recipe, out, seed, num_texts=2).run()
+            found[method, seed] = Checkpoint.open(out).weight(name).dequantize()
+    for method in ("mse", "lwc", "hqq", "qoq"):
+        assert not torch.equal(found[method, 0], found["minmax", 0]), method
+        assert torch.equal(found[method, 0], found[method, 1]) == (method != "lwc"), method
+    text = METHODS.replace("qconfig:", "qconfig:\n        act: {scope: per_token, dtype: int8}")
+    Quantization(nano, parse_recipe(text.replace("METHOD", "qoq"), "q"), tmp_path / "w4a8").run()
+    expanded = Checkpoint.open(tmp_path / "w4a8").weight(name)
+    assert expanded.number_format is INT8 and expanded.input_rule == PER_TOKEN
+    assert (expanded.dequantize() - found["qoq", 0]).abs().max() < 1e-6

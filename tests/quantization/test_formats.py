@@ -86,6 +86,9 @@ def test_a_code_is_the_nearest_number_also_in_the_middle_between_two(form):
     values = [*ascending, *middles, *(drawn * form.maximum).tolist(), 1e9, -1e9, 0.0, -0.0]
     expected = [nearest(form, value) for value in values]
     found = form.decode(form.encode(torch.tensor(values, dtype=torch.float64)))
+    singles = torch.tensor(values, dtype=torch.float32)
+    of_singles = [nearest(form, value) for value in singles.tolist()]
+    assert form.decode(form.encode(singles)).tolist() == np.float32(of_singles).tolist()
     assert np.array_equal(found.numpy(), np.float32(expected))
     codes = form.encode(torch.tensor(ascending, dtype=torch.float64)) ^ 1  # the control
     assert not np.array_equal(form.decode(codes).numpy(), np.float32(ascending))

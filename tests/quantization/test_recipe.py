@@ -74,6 +74,15 @@ def test_groups_that_do_not_divide_a_width_become_int8_per_channel(width, name):
     assert fitted.weight.scope == ("per_group" if width == 96 else "per_channel")
 
 
+QOQ = """
+spec:
+  process:
+    - type: linear_quant
+      qconfig:
+        weight: {scope: per_channel, dtype: int4, symmetric: false, method: qoq}
+"""
+
+
 def changed(old: str, new: str) -> str:
     assert old in ANCHORED
     return ANCHORED.replace(old, new)
@@ -88,11 +97,14 @@ def changed(old: str, new: str) -> str:
         (changed("modelslim_v1", "modelslim_v0"), "has a wrong apiversion"),
         (
             changed("method: gptq", "method: ssz"),
-            "weight.method: Input should be 'minmax' or 'gptq'",
+            "weight.method: Input should be",
         ),
         (changed("dtype: int4", "dtype: mxfp6"), "weight.dtype"),
         (changed("dtype: int4", "dtype: mxfp4"), "mxfp4 has blocks of its own"),
         (changed("dtype: int4", "dtype: nf4"), "nf4 has no zero point"),
+        (QOQ, "qoq is of int4 per_group"),
+        (QOQ.replace("qoq", "hqq").replace("false", "true"), "hqq has zero points"),
+        (QOQ.replace("int4", "mxfp4").replace("per_channel", "per_block"), "has no zero point"),
         (changed("scope: per_group", "scope: per_block"), "gptq corrects row by row"),
         (changed('type: "group"', 'type: "flex_smooth_quant"'), "flex_smooth_quant"),
         (changed("group_size: 32", "group_size: 0"), "group_size"),

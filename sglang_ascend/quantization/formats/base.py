@@ -90,8 +90,9 @@ class Listed(NumberFormat):
     ties: Literal["away", "even"] = "even"
 
     def encode(self, values: Tensor) -> Tensor:
-        thresholds, codes = _search(self)
-        place = torch.bucketize(values.double(), thresholds.to(values.device), right=True)
+        wide = values if values.dtype == torch.float64 else values.float()
+        codes, thresholds = _search(self, wide.dtype)
+        place = torch.bucketize(wide, thresholds.to(values.device), right=True)
         return codes.to(values.device)[place]
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -103,14 +104,15 @@ class Listed(NumberFormat):
 
 
 @cache
-def _search(form: Listed) -> tuple[Tensor, Tensor]:
-    """float64 thresholds [n - 1], the first value of the next of n ascending numbers, and their
-    codes [n]."""
+def _search(form: Listed, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Of n ascending numbers their codes [n], and where each but the first begins, in `dtype`."""
     found = {number: code for code, number in reversed([*enumerate(form.numbers)])}
     finite = sorted(number for number in found if number - number == 0)
     codes = [found[number] for number in finite]
     low, high = (torch.tensor(part, dtype=torch.float64) for part in (finite[:-1], finite[1:]))
     middle = (low + high) / 2
     goes_up = middle > 0 if form.ties == "away" else torch.tensor(codes[1:]) % 2 == 0
-    above = torch.nextafter(middle, torch.full_like(middle, torch.inf))
-    return torch.where(goes_up, middle, above), torch.tensor(codes, dtype=torch.uint8)
+    near = middle.to(dtype)  # of a coarser dtype, the numbers on either side of a middle
+    above = torch.nextafter(near, torch.full_like(near, torch.inf))
+    is_first = (near > middle) | (goes_up & (near == middle))
+    return torch.tensor(codes, dtype=torch.uint8), torch.where(is_first, near, above)

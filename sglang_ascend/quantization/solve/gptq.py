@@ -49,7 +49,7 @@ def gptq(
     order = hessian.diagonal().argsort(descending=True, stable=True) if act_order else None
     greedy = _sweep(weight.double(), hessian.double(), grid, damping, order, nearest, scale_search)
     errors = [hessian_error(weight, found, hessian) for found in (greedy, nearest)]
-    return _rows_of(greedy, nearest, errors[0] <= errors[1])
+    return rows_of(greedy, nearest, errors[0] <= errors[1])
 
 
 def hessian_error(weight: Tensor, quantized: QuantizedWeight, hessian: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def _corrected(
     return values
 
 
-def _rows_of(first: QuantizedWeight, second: QuantizedWeight, use_first: Tensor) -> QuantizedWeight:
+def rows_of(first: QuantizedWeight, second: QuantizedWeight, use_first: Tensor) -> QuantizedWeight:
     """The rows of `first` where `use_first` [out], else those of `second`; both of one shape."""
 
     def chosen(one: Tensor, other: Tensor) -> Tensor:

@@ -56,16 +56,16 @@ class Grid:
         `SHRINKS` of its range, the one with the least sum of importance * (w - q)^2: what is
         clipped pays for finer steps.
         """
-        high, low = self._range(weight)
-        scale, zero = self._scaled(high, low)
+        high, low = self.range_of(weight)
+        scale, zero = self.scaled(high, low)
         if importance is None:
             return scale, zero
         self.check_searchable()
         best = torch.full_like(scale, torch.inf)
         for share in SHRINKS:
-            new_scale, new_zero = self._scaled(high * share, low * share)
+            new_scale, new_zero = self.scaled(high * share, low * share)
             error = weight - self.rounded(weight, new_scale, new_zero)
-            cost = _per_block(error.square() * importance, self.block_of(weight), "sum")
+            cost = per_block(error.square() * importance, self.block_of(weight), "sum")
             scale = torch.where(cost < best, new_scale, scale)
             if zero is not None and new_zero is not None:
                 zero = torch.where(cost < best, new_zero, zero)
@@ -88,13 +88,14 @@ class Grid:
         codes = self.number_format.encode(weight / spread_scale + offset)
         return (self.number_format.decode(codes).to(weight.dtype) - offset) * spread_scale
 
-    def _range(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def range_of(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The greatest and the least value of each block, 0 among them."""
         block = self.block_of(weight)
-        high = _per_block(weight.clamp_min(0), block, "amax")
-        return high, -_per_block((-weight).clamp_min(0), block, "amax")
+        high = per_block(weight.clamp_min(0), block, "amax")
+        return high, -per_block((-weight).clamp_min(0), block, "amax")
 
-    def _scaled(self, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor | None]:
+    def scaled(self, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Scale and zero of blocks that span from `low` to `high`."""
         form = self.number_format
         if self.symmetric:
             return form.scale(torch.maximum(high, -low)), None
@@ -102,24 +103,33 @@ class Grid:
         scale = torch.where(scale > 0, scale, 1.0)
         return scale, (form.minimum - low / scale).round()
 
+    def quantized(
+        self, weight: Tensor, scale: Tensor, zero: Tensor | None, input_rule: InputRule
+    ) -> QuantizedWeight:
+        """`weight` [out, in] rounded to nearest at scales and integer zeros of its blocks."""
+        values, block, scale = weight.double(), self.block_of(weight), scale.float()
+        codes = values / spread(scale.double(), block, weight.shape)
+        if zero is not None:
+            codes += spread(zero.double(), block, weight.shape)
+        return QuantizedWeight(
+            codes=self.number_format.encode(codes),
+            scale=scale,
+            zero=None if zero is None else zero.to(torch.int32),
+            block=block,
+            number_format=self.number_format,
+            input_rule=input_rule,
+        )
 
-def rtn(weight: Tensor, grid: Grid, input_rule: InputRule = WEIGHT_ONLY) -> QuantizedWeight:
-    """Every value of float `weight` [out, in] rounded to the nearest of its block's numbers."""
-    values = weight.double()
-    scale, zero = (None if part is None else part.float() for part in grid.fit(values))
-    assert scale is not None
-    block = grid.block_of(weight)
-    codes = values / spread(scale.double(), block, weight.shape)
-    if zero is not None:
-        codes += spread(zero.double(), block, weight.shape)
-    return QuantizedWeight(
-        codes=grid.number_format.encode(codes),
-        scale=scale,
-        zero=None if zero is None else zero.to(torch.int32),
-        block=block,
-        number_format=grid.number_format,
-        input_rule=input_rule,
-    )
+
+def rtn(
+    weight: Tensor,
+    grid: Grid,
+    input_rule: InputRule = WEIGHT_ONLY,
+    importance: Tensor | None = None,
+) -> QuantizedWeight:
+    """Every value of float `weight` [out, in] rounded to the nearest of its block's numbers; with
+    `importance` at searched scales (`Grid.fit`)."""
+    return grid.quantized(weight, *grid.fit(weight.double(), importance), input_rule)
 
 
 def spread(per_block: Tensor, block: tuple[int, int], shape: torch.Size) -> Tensor:
@@ -128,8 +138,8 @@ def spread(per_block: Tensor, block: tuple[int, int], shape: torch.Size) -> Tens
     return rows.repeat_interleave(block[1], 1)[:, : shape[1]]
 
 
-def _per_block(values: Tensor, block: tuple[int, int], reduction: str) -> Tensor:
-    """The non-negative `values` [out, in], reduced in each block."""
+def per_block(values: Tensor, block: tuple[int, int], reduction: str) -> Tensor:
+    """`values` [out, in], reduced in each block; what a cut block lacks counts as 0."""
     rows, columns = (ceil(size / side) for size, side in zip(values.shape, block, strict=True))
     padding = (0, columns * block[1] - values.shape[1], 0, rows * block[0] - values.shape[0])
     blocks = F.pad(values, padding).view(rows, block[0], columns, block[1])
