@@ -28,8 +28,11 @@ def quantize(
     out: Annotated[Path, typer.Option(help="The new folder; it appears when it is complete.")],
     seed: Annotated[int, typer.Option(min=0, help="Of the calibration text.")] = 0,
     calibration_texts: Annotated[
-        int, typer.Option(min=1, help="Conversations that the model writes to calibrate on.")
+        int, typer.Option(min=1, help="Conversations to calibrate on.")
     ] = 256,
+    calibrate: Annotated[
+        str, typer.Option(help="Sets and ratios of these, such as code:0.4,own:0.3,zh.jsonl:0.3.")
+    ] = "own:1",
     threads: ThreadsOption = 1,
 ) -> None:
     """Quantize a checkpoint and its MTP layer; serve the result like any other.
@@ -43,7 +46,8 @@ def quantize(
 
     Embedding, norms, routers, the head and the MTP layer's projection stay float, and in all but
     fp8 kv_b_proj too. Where groups do not divide a width, that linear becomes int8 per channel, and
-    the command says which. GPTQ calibrates on conversations that the model writes itself.
+    the command says which. GPTQ calibrates on conversations that the model writes itself, or on
+    --calibrate.
 
     One layer is in memory at a time. A killed run goes on when the same command is given again; an
     output that another recipe wrote is never touched. The same command gives the same bytes.
@@ -57,7 +61,7 @@ def quantize(
     from sglang_ascend.quantization.recipe import read_recipe
 
     with refusals(ValueError):
-        task = Quantization(folder, read_recipe(recipe), out, seed, calibration_texts)
+        task = Quantization(folder, read_recipe(recipe), out, seed, calibration_texts, calibrate)
         with tqdm(total=task.num_steps, unit=" layers") as bar:
 
             def step(name: str) -> None:

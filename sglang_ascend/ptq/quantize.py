@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear
 from sglang_ascend.ptq.layers import Layers, linears
+from sglang_ascend.ptq.mixture.sets import OWN_ONLY, Mixture
 from sglang_ascend.ptq.progress import Partial
 from sglang_ascend.ptq.solved import quantized_view
-from sglang_ascend.ptq.text import own_text
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.convert import convert
@@ -52,18 +52,25 @@ class Quantization:
     Args:
         folder: the float checkpoint.
         out: the new folder; unfinished layers lie in `out` + ".partial".
-        seed, num_texts: of the calibration text, which the model writes itself.
+        seed, num_texts: of the calibration text.
+        calibrate: sets and ratios of the text (see `Mixture`).
 
     Raises:
         CheckpointError: the source is quantized, incomplete or of an unknown family, or the recipe
             matches none of its linears.
+        ValueError: `calibrate` is no mixture, or the recipe calibrates nothing.
     """
 
     def __init__(
-        self, folder: Path, recipe: Recipe, out: Path, seed: int = 0, num_texts: int = 128
+        self,
+        folder: Path,
+        recipe: Recipe,
+        out: Path,
+        seed: int = 0,
+        num_texts: int = 128,
+        calibrate: str = OWN_ONLY,
     ) -> None:
         self.target, self.recipe, self.out = Target.open(folder), recipe, out
-        self.seed = seed
         self.layers = Layers(self.target, Weights(folder))
         has_mtp = any(name.startswith(self.target.mtp_prefix) for name in self.target.tensors)
         self.num_parts = self.layers.num_layers + has_mtp
@@ -78,10 +85,13 @@ class Quantization:
                 "give it method minmax and inputs per_token or none"
             )
         asked = [scheme for schemes in self.schemes for scheme in schemes.values()]
-        self.num_texts = 0
+        self.mixture = None
         if any(scheme.calibrated for scheme in asked):
             is_fitted = any(scheme.fitted for scheme in asked)
-            self.num_texts = num_texts if is_fitted else min(num_texts, JUDGING_TEXTS)
+            used = num_texts if is_fitted else min(num_texts, JUDGING_TEXTS)
+            self.mixture = Mixture(calibrate, used, seed)
+        elif calibrate != OWN_ONLY:
+            raise ValueError(f"recipe {recipe.name} calibrates nothing; leave out --calibrate")
         if not any(self.schemes):
             raise CheckpointError(
                 f"recipe {shown(recipe.name)} matches no linear of {shown(folder)}; write its "
@@ -176,7 +186,7 @@ class Quantization:
         return {
             "name": self.recipe.name,
             "spec": self.recipe.spec.model_dump(mode="json"),
-            "calibration": {"seed": self.seed, "texts": self.num_texts} if self.num_texts else None,
+            "calibration": self.mixture.manifest if self.mixture else None,
             "int8_per_channel_instead_of_groups": self.fallbacks,
         }
 
@@ -270,7 +280,8 @@ class Quantization:
     def _text(self, partial: Partial) -> list[Tensor]:
         texts = partial.text()
         if texts is None:
-            texts = own_text(self.target, self.seed, self.num_texts)
+            assert self.mixture is not None
+            texts = self.mixture.texts(self.target)
             partial.keep_text(texts)
         return [text.tokens for text in texts]
 

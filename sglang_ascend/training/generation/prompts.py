@@ -171,9 +171,10 @@ _WORDS = {
 }
 
 
-def templated_prompt(rng: random.Random) -> str:
-    """One request: a domain, one of its templates and its words, each drawn uniformly."""
-    template = rng.choice(TEMPLATES[rng.choice(DOMAINS)])
+def templated_prompt(rng: random.Random, domain: str | None = None) -> str:
+    """One request: a domain if none is given, one of its templates and its words, each drawn
+    uniformly."""
+    template = rng.choice(TEMPLATES[domain or rng.choice(DOMAINS)])
     words = {key: rng.choice(values) for key, values in _WORDS.items()}
     for key in ("topic2", "character2", "sentence2", "sentence3"):
         words[key] = rng.choice(_WORDS[key[:-1]])
