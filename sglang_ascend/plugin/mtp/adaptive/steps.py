@@ -7,20 +7,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-from sglang_ascend.attention.metadata import StepMetadata
-from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
+from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, make_skipped, slot_table
+from sglang_ascend.plugin.mtp.forwards import StepModels
 from sglang_ascend.plugin.mtp.ranks import decision_of_first_rank
 from sglang_ascend.plugin.observability.step import make_draft_gauge
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 from sglang_ascend.speculative.skipped import SkippedRows
-from sglang_ascend.speculative.step import Requests, Rows, run_single_rows
 
 logger = logging.getLogger(__name__)
 
@@ -129,19 +127,11 @@ class AdaptiveSteps:
             self.behind_prompts[req] = drafts_behind
         if drafts_behind == 0:
             return self.skipped
-        if self.skipped.any_kept and any(batch.prefix_lens):
-            lens = torch.tensor(batch.prefix_lens, device=batch.device)
-            table, forwards = _slot_table(batch, lens), MTPForwards(models)
-            # What is run are views of this batch, with rows of their own.
-            rows = Rows(lens, lens, StepMetadata(table, lens, page_size=1, query_len=1))
-            requests = Requests(lens, batch.req_pool_indices, table, max_kv_len=int(lens.max()))
-            forwards.begin(rows, lens, requests)
-            self.skipped.catch_up(table, lens, partial(run_single_rows, forwards))
-        self.skipped.forget(batch.out_cache_loc)
+        before_prefill(self.skipped, batch, models)
         return None
 
     def _seconds_to_catch_up(self, batch: ScheduleBatch) -> float:
-        return self.skipped.seconds_to_catch_up(_slot_table(batch, batch.seq_lens), batch.seq_lens)
+        return self.skipped.seconds_to_catch_up(slot_table(batch, batch.seq_lens), batch.seq_lens)
 
 
 def lengthened(candidates: torch.Tensor, width: int) -> torch.Tensor:
@@ -155,17 +145,5 @@ def lengthened(candidates: torch.Tensor, width: int) -> torch.Tensor:
     return torch.cat([candidates, candidates[:, -1:].expand(-1, missing)], dim=1)
 
 
-def _slot_table(batch: ScheduleBatch, lens: torch.Tensor) -> torch.Tensor:
-    table = batch.req_to_token_pool.req_to_token
-    return table[batch.req_pool_indices, : int(lens.max())].long()
-
-
 def make_adaptive(max_drafts: int, target_worker: Any) -> AdaptiveSteps:
-    runner = target_worker.model_runner
-    skipped = SkippedRows(
-        runner.max_total_num_tokens + runner.page_size,
-        runner.model_config.spec_hidden_size,
-        runner.dtype,
-        runner.device,
-    )
-    return AdaptiveSteps(max_drafts, skipped, make_draft_gauge())
+    return AdaptiveSteps(max_drafts, make_skipped(target_worker), make_draft_gauge())
