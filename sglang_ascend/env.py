@@ -61,11 +61,28 @@ def one_of(*choices: str) -> Callable[[str], str]:
     return parse
 
 
+def up_to(largest: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text) <= largest):
+            raise ValueError(f"a number between 0 and {largest}")
+        return int(text)
+
+    return parse
+
+
 CACHE = Variable(
     "SGLANG_ASCEND_CACHE",
     path,
     "~/.cache/sglang-ascend",
     "Folder in which ready checkpoints are built and kept.",
+)
+
+LOOKUP_DRAFTS = Variable(
+    "SGLANG_ASCEND_LOOKUP_DRAFTS",
+    up_to(15),
+    "0",
+    "Most tokens that a step drafts by prompt lookup, where that is worth more than what the MTP "
+    "layer drafts; 0: none.",
 )
 
 LOSSY_ACCEPTANCE = Variable(
@@ -105,7 +122,15 @@ SERVES_MTP = Variable(
     "Set by a server for the processes that it starts, and not to be set by hand.",
 )
 
-VARIABLES: tuple[Variable, ...] = (CACHE, LOSSY_ACCEPTANCE, TRACE, LOG_WAITS, HOOKS, SERVES_MTP)
+VARIABLES: tuple[Variable, ...] = (
+    CACHE,
+    LOOKUP_DRAFTS,
+    LOSSY_ACCEPTANCE,
+    TRACE,
+    LOG_WAITS,
+    HOOKS,
+    SERVES_MTP,
+)
 
 
 def unknown_variables(environ: Mapping[str, str] | None = None) -> list[str]:

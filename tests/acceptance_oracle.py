@@ -1,4 +1,5 @@
-"""Whether each step of a served reply accepted as many drafts as the MTP layer's definition gives.
+"""Whether each step of a served reply accepted as many drafts as the MTP layer's definition gives,
+or a search of the tokens so far, where its chain was looked up.
 
 The target is transformers' own model and the MTP layer the one that training defines, whose
 recursion tests/training compares with chains drafted one by one. Nothing is shared with serving.
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import torch
 from greedy_oracle import CLASSES
+from lookup_oracle import searched
 from torch import Tensor
 
+from sglang_ascend.speculative.lookup.drafts import MAX_MATCH, MIN_MATCH
 from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.families import Target
@@ -38,6 +41,7 @@ class Step:
     # last token repeated.
     drafted: int | None = None
     verified: int | None = None
+    is_lookup: bool = False  # or else the MTP layer drafted
 
     @property
     def end(self) -> int:
@@ -94,7 +98,7 @@ class AcceptanceOracle:
         first = firsts_of(prompt, tokens, steps)
         lead, behind = self._distances(tokens, steps, first)
         judged = [
-            _judge_step(step, *rows)
+            _judge_lookup(step, tokens) if step.is_lookup else _judge_step(step, *rows)
             for step, *rows in zip(steps, lead.tolist(), behind.tolist(), strict=True)
         ]
         return Judgement(
@@ -158,6 +162,16 @@ def firsts_of(prompt: Sequence[int], tokens: list[int], steps: Sequence[Step]) -
     assert {retracted_at_once, *gaps} <= {0, 1}, (len(prompt), steps)
     assert steps[-1].start < len(tokens) <= steps[-1].end + 1, (len(tokens), steps)
     return [True, *(gap == 1 for gap in gaps)]
+
+
+def _judge_lookup(step: Step, tokens: list[int]) -> tuple[bool, bool, int]:
+    """As ``_judge_step``; there are no ties."""
+    assert step.drafted and step.verified
+    known, following = tokens[: step.start + 1], tokens[step.start + 1 :][: step.verified]
+    chain, _ = searched(known, step.drafted, MIN_MATCH, MAX_MATCH)
+    chain += chain[-1:] * (step.verified - step.drafted)
+    expected = next((i for i, token in enumerate(following) if token != chain[i]), len(following))
+    return min(step.accepted, len(following)) == expected, False, expected
 
 
 def _judge_step(step: Step, lead: list[float], behind: list[float]) -> tuple[bool, bool, int]:

@@ -32,9 +32,10 @@ class AcceptanceCounts:
         num_drafts: int,
         log_interval: int,
         on_step: Callable[[Sequence[int], Sequence[int]], None] = lambda drafted, accepted: None,
+        what: str = "Drafts accepted by position",
     ) -> None:
         self._num_drafts, self._log_interval = num_drafts, log_interval
-        self._on_step = on_step
+        self._on_step, self._what = on_step, what
         self._begin()
 
     def _begin(self) -> None:
@@ -56,7 +57,7 @@ class AcceptanceCounts:
         for totals, new in ((self._drafted, drafted), (self._accepted, found)):
             totals[:] = [total + count for total, count in zip(totals, new, strict=True)]
         if self._num_batches == self._log_interval:
-            logger.info("Drafts accepted by position: %s.", ", ".join(self._shares()))
+            logger.info("%s: %s.", self._what, ", ".join(self._shares()))
             self._begin()
 
     def _shares(self) -> Iterator[str]:

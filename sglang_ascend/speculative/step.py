@@ -290,3 +290,11 @@ def run_single_rows(
     metadata = StepMetadata(slots[:, None], torch.ones_like(slots), page_size=1, query_len=1)
     # Of the head one row is asked, and not used.
     forwards.mtp(Rows(positions, slots, metadata), tokens, hidden, slots.new_zeros(1))
+
+
+def lengthened(candidates: torch.Tensor, width: int) -> torch.Tensor:
+    """int64 [batch, width]: the last draft repeated; verification drops what is wrong of that."""
+    missing = width - candidates.shape[1]
+    if missing == 0:
+        return candidates
+    return torch.cat([candidates, candidates[:, -1:].expand(-1, missing)], dim=1)

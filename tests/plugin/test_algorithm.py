@@ -214,6 +214,42 @@ def test_what_mtp_cannot_serve_is_refused_in_one_sentence_that_names_the_flag(
     assert_one_sentence(str(refusal.value), named)
 
 
+REFUSED_WITH_LOOKUP = [
+    "--speculative-adaptive",
+    "--speculative-use-rejection-sampling",
+    "--enable-hierarchical-cache",
+    "--disaggregation-mode",
+]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows"), [("", 9), ("--speculative-num-steps 10", 11)], ids=["default", "longer"]
+)
+def test_the_longest_chain_is_the_lookup_s_where_that_is_longer(
+    tiny_mimo, monkeypatch, flags, rows
+):
+    monkeypatch.setenv("SGLANG_ASCEND_LOOKUP_DRAFTS", "8")
+    server_args = resolve(tiny_mimo, f"--speculative-algorithm MTP {flags}")
+    assert resolved(server_args, "speculative_num_draft_tokens") == rows
+
+
+@pytest.mark.parametrize("flag", REFUSED_WITH_LOOKUP)
+def test_what_lookups_cannot_serve_is_refused(tiny_mimo, monkeypatch, flag):
+    monkeypatch.setenv("SGLANG_ASCEND_LOOKUP_DRAFTS", "8")
+    value = " decode" if flag == "--disaggregation-mode" else ""
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, f"--speculative-algorithm MTP {flag}{value}")
+    assert_one_sentence(str(refusal.value), f"SGLANG_ASCEND_LOOKUP_DRAFTS with {flag}")
+
+
+@pytest.mark.parametrize("value", ["many", "16", "-1", "²", ""])
+def test_a_number_of_lookups_that_is_none_is_refused(tiny_mimo, monkeypatch, value):
+    monkeypatch.setenv("SGLANG_ASCEND_LOOKUP_DRAFTS", value)
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, "--speculative-algorithm MTP")
+    assert_one_sentence(str(refusal.value), "a number between 0 and 15")
+
+
 @pytest.fixture
 def on_npu(monkeypatch):
     monkeypatch.setattr("sglang_ascend.plugin.mtp.algorithm.device_profile", lambda: NPU)
@@ -224,6 +260,14 @@ def test_decode_rows_in_a_prefill_are_refused_on_an_npu(tiny_mimo):
     with pytest.raises(StartupRefused) as refusal:
         resolve(tiny_mimo, "--speculative-algorithm MTP --enable-mixed-chunk")
     assert_one_sentence(str(refusal.value), "--enable-mixed-chunk")
+
+
+@pytest.mark.usefixtures("on_npu")
+def test_lookups_are_refused_on_an_npu(tiny_mimo, monkeypatch):
+    monkeypatch.setenv("SGLANG_ASCEND_LOOKUP_DRAFTS", "8")
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, "--speculative-algorithm MTP")
+    assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_LOOKUP_DRAFTS on this device")
 
 
 @pytest.mark.usefixtures("on_npu")

@@ -35,10 +35,10 @@ def prefilled(num_steps: int, filled: bool = True) -> list[SimpleNamespace]:
     """The requests as a prefill server's scheduler leaves them."""
     from sglang.srt.speculative.eagle_info import EagleDraftInput
 
-    from sglang_ascend.plugin.mtp.chain_relay import first_chain
     from sglang_ascend.plugin.mtp.disaggregation import fill_transfer
+    from sglang_ascend.speculative.step import lengthened
 
-    chain = first_chain(BONUS, DRAFTS, num_steps)
+    chain = lengthened(torch.stack([BONUS, DRAFTS], dim=1), num_steps + 1)
     draft_input = EagleDraftInput(topk_p=torch.ones(3, 1), topk_index=chain, bonus_tokens=BONUS)
     if filled:
         fill_transfer(draft_input)
@@ -69,7 +69,7 @@ def received(reqs, num_steps: int, monkeypatch) -> torch.Tensor:
     from sglang_ascend.plugin.mtp import disaggregation
     from sglang_ascend.plugin.mtp.chain_relay import ChainRelay
 
-    spec = SimpleNamespace(speculative_num_steps=num_steps, speculative_num_draft_tokens=None)
+    spec = SimpleNamespace(speculative_num_draft_tokens=num_steps + 1)
     monkeypatch.setattr(disaggregation, "get_spec", lambda: spec)
     buffers = metadata_buffers()
     for req in reqs:

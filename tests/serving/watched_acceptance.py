@@ -82,21 +82,26 @@ def recorded(folder: Path) -> dict[str, list[Step]]:
     for path in sorted(folder.glob("*.steps")):
         steps, chains = defaultdict(list), chains_of(path.with_suffix(".chains"))
         for line in path.read_text().splitlines():
-            name, end, accepted = line.split()
-            chain = next(chains[name]) if chains else ()
-            steps[name].append(Step(int(end) - int(accepted) - 1, int(accepted), *chain))
+            name, *numbers = line.split()
+            end, accepted = map(int, numbers)
+            start = end - accepted - 1
+            chain = chains[name, start] if chains else ()
+            steps[name].append(Step(start, accepted, *chain))
         found.append(steps)
     assert all(steps == found[0] for steps in found[1:])
     return found[0]
 
 
-def chains_of(path: Path) -> dict[str, Iterator[list[int]]]:
-    """Of an adaptive server, by request: (drafts, verified) of each of its steps."""
-    chains = defaultdict(list)
+def chains_of(path: Path) -> dict[tuple[str, int], tuple[Any, ...]]:
+    """Of a server whose chains differ in length, by request and start: (drafts, verified) of each
+    step, and whether it was looked up where it may be. What ran for a request that was retracted
+    meanwhile is counted nowhere."""
+    chains = {}
     for line in path.read_text().splitlines() if path.exists() else ():
-        name, *chain = line.split()
-        chains[name].append([int(number) for number in chain])
-    return {name: iter(of_request) for name, of_request in chains.items()}
+        name, *numbers = line.split()
+        start, drafted, verified, *is_lookup = map(int, numbers)
+        chains[name, start] = (drafted, verified, *map(bool, is_lookup))
+    return chains
 
 
 def judge(oracle: AcceptanceOracle, answers: Sequence[Answer]) -> Judgement:

@@ -1,5 +1,5 @@
 """Operators on a drafted chain: one preparation per step, verification, where drafts
-are decoded."""
+are decoded, drafts by lookup."""
 
 from sglang_ascend.ops.chain import reference, triton
 from sglang_ascend.ops.dispatch import Op, numba_body, triton_body
@@ -18,3 +18,5 @@ place_draft_decode.register(numba_body(NUMBA, "place_draft_decode"))
 place_draft_decode.register(
     triton_body(triton.place_draft_decode, triton.accepts_place_draft_decode)
 )
+look_up = Op("chain.look_up", reference.look_up)
+look_up.register(numba_body(NUMBA, "look_up"))

@@ -113,3 +113,47 @@ def place_draft_decode(
         rows.kv_lens.numpy(),
     )
     return rows
+
+
+@njit(cache=True)
+def _look_up(tokens, rows, lens, min_match, max_match, drafts, matched):
+    for request in range(len(rows)):
+        row, last = tokens[rows[request]], lens[request] - 1
+        start, longest = last, min_match - 1
+        for place in range(last - 1, -1, -1):
+            if row[place] != row[last]:
+                continue
+            length = 1
+            while (
+                length < max_match and length <= place and row[place - length] == row[last - length]
+            ):
+                length += 1
+            if length > longest:
+                start, longest = place + 1, length
+                if length == max_match:
+                    break
+        matched[request] = longest if longest >= min_match else 0
+        for j in range(drafts.shape[1]):
+            drafts[request, j] = row[start + j % (last + 1 - start)]
+
+
+def look_up(
+    tokens: torch.Tensor,
+    rows: torch.Tensor,
+    lens: torch.Tensor,
+    num_drafts: int,
+    min_match: int,
+    max_match: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    drafts = torch.empty(len(rows), num_drafts, dtype=torch.int64)
+    matched = torch.empty(len(rows), dtype=torch.int64)
+    _look_up(
+        tokens.numpy(),
+        rows.numpy(),
+        lens.numpy(),
+        min_match,
+        max_match,
+        drafts.numpy(),
+        matched.numpy(),
+    )
+    return drafts, matched

@@ -1,5 +1,5 @@
 """Definitions of the chain operators: prepare a step once, accept a chain, place its draft
-decodes."""
+decodes, look a chain up."""
 
 from __future__ import annotations
 
@@ -159,3 +159,48 @@ def place_draft_decode(
         slots=slots.t().gather(0, accept_lens + offsets[:-1]),
         kv_lens=positions[1:],
     )
+
+
+def look_up(
+    tokens: torch.Tensor,
+    rows: torch.Tensor,
+    lens: torch.Tensor,
+    num_drafts: int,
+    min_match: int,
+    max_match: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Prompt lookup: drafts what followed the last n tokens of a request where they stood before.
+
+    Of all earlier places where the last token stands, that with the most equal tokens before it
+    counts, up to ``max_match``; of such places the last one. What follows it may reach the end,
+    and then goes on with its own drafts: a text of period p is continued with period p.
+
+    Args:
+        tokens: int [rows, max_len], the tokens of each request from its first on.
+        rows: int [batch], row of each request in ``tokens``.
+        lens: int64 [batch], known tokens of each request, at least 1.
+        num_drafts: drafts of each request.
+        min_match, max_match: equal tokens that are asked for at least, and looked at at most.
+
+    Returns:
+        (int64 [batch, num_drafts]; int64 [batch], the equal tokens found, in min_match..max_match,
+        or 0 where there is no such place and the drafts repeat the last token).
+        Does not synchronise.
+    """
+    known = tokens[rows].long()
+    places = torch.arange(known.shape[1], device=known.device)
+    matched = torch.zeros_like(known)
+    agrees = (places < lens[:, None] - 1).long()
+    for n in range(max_match):
+        wanted = known.gather(1, (lens[:, None] - 1 - n).clamp_min(0))
+        shifted = known.roll(n, dims=1)
+        agrees = agrees * ((shifted == wanted) & (places >= n))
+        matched += agrees
+    # The most equal tokens first, then the last place.
+    best = (matched * known.shape[1] + places).argmax(dim=1)
+    length = matched.gather(1, best[:, None])[:, 0]
+    is_found = length >= min_match
+    start = torch.where(is_found, best + 1, lens - 1)
+    period = lens - start
+    following = start[:, None] + torch.arange(num_drafts, device=known.device) % period[:, None]
+    return known.gather(1, following), torch.where(is_found, length, 0)

@@ -11,6 +11,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang.srt.utils.common import get_bool_env_var
 
+from sglang_ascend import env
 from sglang_ascend.plugin.cpu.platform import DEFAULT_MAX_RUNNING_REQUESTS
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
@@ -71,8 +72,9 @@ class MTPAlgorithm(CustomSpecAlgo):
     def resolve_max_speculative_num_draft_tokens(self, server_args: Any) -> int | None:
         """Half of the KV reserve of a decode step, which core doubles.
 
-        A step writes 2K positions past the committed ones (K+1 verified rows, K-1 draft decodes),
-        and under overlap the host's committed length lags by up to K+1: 3K+1 in all.
+        K is that of the longest chain. A step writes 2K positions past the committed ones (K+1
+        verified rows, K-1 draft decodes), and under overlap the host's committed length lags by up
+        to K+1: 3K+1 in all.
         """
         num_draft_tokens = super().resolve_max_speculative_num_draft_tokens(server_args)
         if num_draft_tokens is None or not device_profile().runs_step:
@@ -84,7 +86,10 @@ class MTPAlgorithm(CustomSpecAlgo):
         config = _resolve(server_args)
         server_args.speculative_num_steps = config.num_steps
         server_args.speculative_eagle_topk = 1
-        server_args.speculative_num_draft_tokens = config.num_draft_tokens
+        # Rows of the longest verification: those of a chain that was looked up, if they are more.
+        server_args.speculative_num_draft_tokens = max(
+            config.num_draft_tokens, _most_looked_up() + 1
+        )
         if server_args.speculative_draft_model_path is None:
             server_args.speculative_draft_model_path = server_args.model_path
             server_args.speculative_draft_model_revision = server_args.revision
@@ -121,6 +126,8 @@ def validate_server_args(server_args: Any) -> None:
     unsupported = _unsupported_flags(server_args)
     if _asks_adaptive(server_args):
         unsupported |= _unsupported_with_adaptive(server_args)
+    if _most_looked_up():
+        unsupported |= _unsupported_with_lookup(server_args)
     if device_profile().runs_step:
         unsupported |= _unsupported_by_step(server_args)
     if device_profile().emulates:
@@ -142,6 +149,13 @@ def validate_server_args(server_args: Any) -> None:
 def _asks_adaptive(server_args: Any) -> bool:
     given = getattr(server_args, "_raw_input", None) or {}
     return bool(given.get("speculative_adaptive", server_args.speculative_adaptive))
+
+
+def _most_looked_up() -> int:
+    try:
+        return env.LOOKUP_DRAFTS.get()
+    except env.EnvironmentVariableError as error:
+        raise StartupRefused(str(error)) from None
 
 
 def _resolve(server_args: Any) -> MTPConfig:
@@ -189,6 +203,24 @@ def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
         f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
         f"{flag} with --enable-hierarchical-cache": bool(server_args.enable_hierarchical_cache),
         f"{flag} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
+    }
+
+
+def _unsupported_with_lookup(server_args: Any) -> dict[str, bool]:
+    profile, variable = device_profile(), env.LOOKUP_DRAFTS.name
+    return {
+        # A captured step has one length of chains, and always runs the MTP layer.
+        f"{variable} on this device": not profile.runs_step or profile.captures_step,
+        # Its costs and acceptance are those of the MTP layer's chains.
+        f"{variable} with --speculative-adaptive": _asks_adaptive(server_args),
+        # Slots of the cache are filled that no prefill of this server has written.
+        f"{variable} with --disaggregation-mode": server_args.disaggregation_mode != "null",
+        f"{variable} with --enable-hierarchical-cache": bool(server_args.enable_hierarchical_cache),
+        # A token that was looked up was not drawn from a distribution.
+        f"{variable} with --speculative-use-rejection-sampling": bool(
+            server_args.speculative_use_rejection_sampling
+        ),
+        f"{variable} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
     }
 
 

@@ -58,13 +58,3 @@ class ChainRelay(FutureMap):
         probs = self.draft_probs[indices, :width]
         places = torch.arange(width, device=probs.device)
         return probs.mul_((places < self.num_drawn[indices, None])[..., None])
-
-
-def first_chain(bonus: torch.Tensor, draft: torch.Tensor, num_steps: int) -> torch.Tensor:
-    """[bonus, draft, draft, ...] int64 [batch, num_steps + 1], from two int [batch].
-
-    Behind a prompt only one token is drafted; verification drops the repetitions that are wrong.
-    """
-    chain = draft[:, None].repeat(1, num_steps + 1)
-    chain[:, 0] = bonus
-    return chain

@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_ascend.plugin.errors import StartupRefused
-from sglang_ascend.plugin.mtp.chain_relay import first_chain
+from sglang_ascend.speculative.step import lengthened
 
 # The second forces the first off RDMA.
 TRANSFERS = ("mooncake", "mooncake_tcp")
@@ -38,7 +38,8 @@ def received_draft_input(batch: Any, last_tokens: torch.Tensor, future_map: Any)
     two servers may draft chains of different lengths.
     """
     drafts = torch.stack([req.output_topk_index[1] for req in batch.reqs]).to(batch.device)
-    chain = first_chain(last_tokens, drafts, get_spec().speculative_num_steps)
+    chain = torch.stack([last_tokens, drafts], dim=1)
+    chain = lengthened(chain, get_spec().speculative_num_draft_tokens)
     draft_input = EagleDraftInput(
         topk_p=torch.ones(len(chain), 1, device=batch.device),
         topk_index=chain,

@@ -16,7 +16,6 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 from sglang_ascend.plugin.cpu.layers import PreparedHead
 from sglang_ascend.plugin.device import device_profile
-from sglang_ascend.plugin.mtp.chain_relay import first_chain
 from sglang_ascend.plugin.mtp.disaggregation import fill_transfer, keep_indices_on_host
 from sglang_ascend.plugin.npu.models import make_capturable
 from sglang_ascend.plugin.quantization.head import QuantizedHead
@@ -28,6 +27,7 @@ from sglang_ascend.plugin.requests.weight_updates import (
     share_quantized_head,
 )
 from sglang_ascend.speculative.skipped import SkippedRows
+from sglang_ascend.speculative.step import lengthened
 from sglang_ascend.speculative.vocabulary import DraftVocabulary, read_vocabulary
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,9 @@ class MTPDraftWorker(EagleDraftWorker):
         self.cuda_graph_runner = None
         self.cuda_graph_runner_for_draft_extend = None
 
+    def _rebuild_topk1_chain_buffers(self) -> None:
+        """Of core's own drafting, whose chains have as many rows as draft steps."""
+
     def draft(self, batch: ScheduleBatch, **kwargs: Any) -> None:
         raise RuntimeError("the MTP worker drafts inside speculative_step, not through draft().")
 
@@ -134,9 +137,8 @@ class MTPDraftWorker(EagleDraftWorker):
         first = draft_input.topk_index
         if self.hot_token_id is not None:
             first = self.hot_token_id[first]
-        draft_input.topk_index = first_chain(
-            draft_input.bonus_tokens, first[:, 0], self.speculative_num_steps
-        )
+        chain = torch.stack([draft_input.bonus_tokens, first[:, 0]], dim=1)
+        draft_input.topk_index = lengthened(chain, get_spec().speculative_num_draft_tokens)
         draft_input.hidden_states = None
         if get_disagg().disaggregation_mode == "prefill":
             fill_transfer(draft_input)
@@ -160,7 +162,7 @@ class MTPDraftWorker(EagleDraftWorker):
         bonus = next_token_ids.long()
         return EagleDraftInput(
             topk_p=torch.ones_like(bonus, dtype=torch.float32)[:, None],
-            topk_index=first_chain(bonus, bonus, self.speculative_num_steps),
+            topk_index=lengthened(bonus[:, None], get_spec().speculative_num_draft_tokens),
             bonus_tokens=next_token_ids,
         )
 

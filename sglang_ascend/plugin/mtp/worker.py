@@ -21,7 +21,7 @@ from sglang.srt.speculative.spec_utils import get_plan_stream
 
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp import lossy_acceptance
-from sglang_ascend.plugin.mtp.adaptive.steps import AdaptiveSteps, lengthened, make_adaptive
+from sglang_ascend.plugin.mtp.adaptive.steps import AdaptiveSteps, make_adaptive
 from sglang_ascend.plugin.mtp.batch_sampling import BatchSampling, SamplingParts
 from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
 from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
@@ -33,6 +33,7 @@ from sglang_ascend.plugin.observability.step import (
     make_timeline,
     make_watchdog,
 )
+from sglang_ascend.plugin.requests.lookups import RequestLookups, make_lookups
 from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
@@ -43,6 +44,7 @@ from sglang_ascend.speculative.step import (
     Requests,
     StepConstants,
     StepResult,
+    lengthened,
     speculative_step,
 )
 
@@ -66,6 +68,7 @@ class MTPWorker(EAGLEWorkerV2):
         self.acceptance_counts = make_acceptance_counts(self.speculative_num_steps)
         self.step_timeline = make_timeline()
         self.adaptive: AdaptiveSteps | None = None
+        self.lookups: RequestLookups | None = None
 
     def _init_as_eagle(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
@@ -100,6 +103,8 @@ class MTPWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         verified = drafted = self.speculative_num_steps
+        if self.lookups is not None:
+            verified = self.lookups.begin(batch)
         if self.adaptive is not None:
             verified, drafted = self.adaptive.begin(batch)
         sampling = BatchSampling(self.sampling_parts, batch, verified + 1, grammar_barrier)
@@ -125,16 +130,21 @@ class MTPWorker(EAGLEWorkerV2):
             captured = self.captured_steps.that_holds(batch_size)
             if captured is not None:
                 return captured
-        skipped = None if self.adaptive is None else self.adaptive.skipped
-        constants = self.step_constants[verified]
-        return LaunchedPhases(
-            MTPForwards(self.models), sampling.propose, constants, drafted, skipped
+        skips = self.adaptive or self.lookups
+        launched = LaunchedPhases(
+            MTPForwards(self.models),
+            sampling.propose,
+            self.step_constants[verified],
+            drafted,
+            None if skips is None else skips.skipped,
         )
+        return launched if self.lookups is None else self.lookups.phases(launched)
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
         if get_spec().speculative_adaptive:
             self.adaptive = make_adaptive(self.speculative_num_steps, self.target_worker)
+        self.lookups = make_lookups(self.speculative_num_steps, self.target_worker)
         if device_profile().captures_step and decodes_by_graphs():
             self.captured_steps = capture_steps(
                 self.models,
@@ -151,6 +161,8 @@ class MTPWorker(EAGLEWorkerV2):
             self.sampling_parts.relaxed.prefill(batch)
         if self.adaptive is not None:
             self.draft_worker.skipped = self.adaptive.prefill(batch, self.models)
+        if self.lookups is not None:
+            self.lookups.before_prefill(batch, self.models)
         if self.sampling_parts.languages is not None:
             self.sampling_parts.languages.prefill(batch)
             self.sampling_parts.languages.choose(batch.req_pool_indices)
@@ -163,6 +175,8 @@ class MTPWorker(EAGLEWorkerV2):
         accepted, num_drafts = num_correct_drafts_per_req, self.speculative_num_steps
         if self.adaptive is not None:
             num_drafts = self.adaptive.settle(accepted)
+        if self.lookups is not None:
+            accepted = self.lookups.settle(accepted)
         if self.acceptance_watchdog is not None and num_drafts > 0:
             self.acceptance_watchdog.record(accepted, num_drafts)
         if self.acceptance_counts is not None:
@@ -206,11 +220,11 @@ class MTPWorker(EAGLEWorkerV2):
 
     @cached_property
     def step_constants(self) -> list[StepConstants]:
-        """Of every K up to the largest."""
+        """Of every length of a chain."""
         max_batch_size = len(self.req_to_token_pool.req_to_token)
         return [
             StepConstants(k, max_batch_size, self.device)
-            for k in range(self.speculative_num_steps + 1)
+            for k in range(self.speculative_num_draft_tokens)
         ]
 
     @cached_property
@@ -223,9 +237,7 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         logits_output = LogitsProcessorOutput(next_token_logits=result.logits)
         tokens, drawn_from = result.sampled.view(-1), sampling.next_draft_probs
-        candidates = result.candidates
-        if self.adaptive is not None:
-            candidates = lengthened(candidates, self.speculative_num_draft_tokens)
+        candidates = lengthened(result.candidates, self.speculative_num_draft_tokens)
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits_output, tokens, chain_stride=sampling.width)
         return GenerationBatchResult(

@@ -54,14 +54,16 @@ class AcceptanceMetrics:
 
 
 class DraftMetrics:
-    """Drafts proposed and accepted at each position of the chain, from 1."""
+    """Drafts proposed and accepted at each position of the chain, from 1; ``kind`` is "" for those
+    of the MTP layer."""
 
-    def __init__(self, num_drafts: int) -> None:
+    def __init__(self, num_drafts: int, kind: str = "") -> None:
         labels = _scheduler_labels()
         names = (*labels, "position")
         meaning = "Drafts {} at this position of the chain (1 is the first)."
-        drafted = _metric("counter", "drafts_total", meaning.format("proposed"), names)
-        accepted = _metric("counter", "accepted_drafts_total", meaning.format("accepted"), names)
+        drafted = _metric("counter", f"{kind}drafts_total", meaning.format("proposed"), names)
+        name = f"accepted_{kind}drafts_total"
+        accepted = _metric("counter", name, meaning.format("accepted"), names)
         self._positions = [
             tuple(counter.labels(**labels, position=k) for counter in (drafted, accepted))
             for k in range(1, num_drafts + 1)

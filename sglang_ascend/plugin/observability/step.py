@@ -39,6 +39,17 @@ def make_acceptance_counts(num_drafts: int) -> AcceptanceCounts | None:
     return AcceptanceCounts(num_drafts, interval)
 
 
+def make_lookup_counts(num_drafts: int) -> AcceptanceCounts | None:
+    """As those of the MTP layer's drafts."""
+    if not _is_first_rank():
+        return None
+    observability = get_observability()
+    what, interval = "Lookup drafts accepted by position", observability.decode_log_interval
+    if observability.enable_metrics:
+        return AcceptanceCounts(num_drafts, interval, DraftMetrics(num_drafts, "lookup_").add, what)
+    return AcceptanceCounts(num_drafts, interval, what=what)
+
+
 def make_timeline() -> StepTimeline | None:
     """None where nobody asks for one. OSError if the trace cannot be written."""
     observability = get_observability()

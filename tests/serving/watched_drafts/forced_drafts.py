@@ -2,8 +2,8 @@
 
 $FORCED_DRAFTS is "random", "apart" (each process draws by itself), or the K of step 1, 2, ...,
 which begins again at its end. With $ACCEPTANCE each process appends to a file of its own there, for
-each request and step, the request's id, the drafts of its chain, and the chain's length with the
-repetitions at its end; to another one the K that it chose.
+each request and step, the request's id, its tokens in the cache before it, the drafts of its chain,
+and the chain's length with the repetitions at its end; to another one the K that it chose.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def begin(original: Any, adaptive: Any, batch: Any) -> tuple[int, int]:
     behind_prompts, in_chains = adaptive.behind_prompts, adaptive.in_chains
     drafted = [behind_prompts.get(req, in_chains) for req in batch.reqs]
     verified, to_draft = original(adaptive, batch)
-    for req, in_chain in zip(batch.reqs, drafted, strict=True):
-        write("chains", f"{req.rid} {in_chain} {verified}\n")
+    for req, start, in_chain in zip(batch.reqs, batch.seq_lens.tolist(), drafted, strict=True):
+        write("chains", f"{req.rid} {start} {in_chain} {verified}\n")
     return verified, to_draft
 
 

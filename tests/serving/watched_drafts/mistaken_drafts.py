@@ -42,6 +42,11 @@ def not_caught_up(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
     return nowhere if is_first and rows.metadata.query_len == 1 else rows, hidden
 
 
+def history_off_by_one(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
+    """Of the lookup, which record_lookups makes; the MTP layer makes none."""
+    return rows, hidden
+
+
 MISTAKES = {
     mistake.__name__: mistake
     for mistake in (
@@ -49,6 +54,7 @@ MISTAKES = {
         position_of_the_row_before,
         keys_not_written,
         not_caught_up,
+        history_off_by_one,
     )
 }
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, make_skipped, slot_table
@@ -132,17 +131,6 @@ class AdaptiveSteps:
 
     def _seconds_to_catch_up(self, batch: ScheduleBatch) -> float:
         return self.skipped.seconds_to_catch_up(slot_table(batch, batch.seq_lens), batch.seq_lens)
-
-
-def lengthened(candidates: torch.Tensor, width: int) -> torch.Tensor:
-    """int64 [batch, width]: the last token repeated where a chain is shorter than the relay's row.
-
-    As behind a prompt, verification drops the repetitions that are wrong.
-    """
-    missing = width - candidates.shape[1]
-    if missing == 0:
-        return candidates
-    return torch.cat([candidates, candidates[:, -1:].expand(-1, missing)], dim=1)
 
 
 def make_adaptive(max_drafts: int, target_worker: Any) -> AdaptiveSteps:

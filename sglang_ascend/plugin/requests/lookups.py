@@ -1,0 +1,86 @@
+"""Drafts by prompt lookup on a server: its requests' tokens, and what is told of each step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
+from sglang_ascend import env
+from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, make_skipped
+from sglang_ascend.plugin.mtp.forwards import StepModels
+from sglang_ascend.plugin.observability.step import make_lookup_counts
+from sglang_ascend.plugin.requests.pool_state import PoolState
+from sglang_ascend.speculative.acceptance_counts import AcceptanceCounts
+from sglang_ascend.speculative.lookup.drafts import LookupDrafts
+from sglang_ascend.speculative.lookup.phases import LookupPhases
+from sglang_ascend.speculative.skipped import SkippedRows
+from sglang_ascend.speculative.step import LaunchedPhases
+
+
+class RequestLookups(PoolState):
+    """Which chains of a step were looked up, and how long they are."""
+
+    def __init__(
+        self, drafts: LookupDrafts, skipped: SkippedRows, counts: AcceptanceCounts | None
+    ) -> None:
+        self.drafts, self.skipped, self._counts = drafts, skipped, counts
+        # Of the steps whose accepted drafts the scheduler has not told yet: of each request the
+        # tokens that were looked up; 0: the MTP layer drafted.
+        self._unsettled: deque[list[int]] = deque()
+
+    def before_prefill(self, batch: ScheduleBatch, models: StepModels) -> None:
+        before_prefill(self.skipped, batch, models)
+        self.prefill(batch)
+        self.drafts.begin_chains(batch.req_pool_indices)
+
+    def restart(self, reqs: list[Req], rows: torch.Tensor) -> None:
+        for req, row in zip(reqs, rows.tolist(), strict=True):
+            self.drafts.restart(row, [*req.origin_input_ids, *req.output_ids])
+
+    def advance(self, rows: torch.Tensor, tokens: torch.Tensor, num_kept: torch.Tensor) -> None:
+        self.drafts.extend(rows, tokens[:, 0])
+
+    def begin(self, batch: ScheduleBatch) -> int:
+        """Drafts that this step verifies of each request."""
+        rows = batch.req_pool_indices
+        lengths = self.drafts.lengths[rows].tolist()
+        are_lookups = self.drafts.is_lookup[rows].tolist()
+        looked_up = [
+            length if is_lookup else 0
+            for length, is_lookup in zip(lengths, are_lookups, strict=True)
+        ]
+        self._unsettled.append(looked_up)
+        return max(self.drafts.num_mtp_drafts, *lengths)
+
+    def phases(self, launched: LaunchedPhases) -> LookupPhases:
+        return LookupPhases(launched, self.drafts)
+
+    def settle(self, accepted: Sequence[int]) -> list[int]:
+        """The scheduler has the accepted drafts of the oldest step -> those of the MTP layer."""
+        while self._unsettled:
+            looked_up = self._unsettled.popleft()
+            if len(looked_up) == len(accepted):
+                return self._count(accepted, looked_up)
+        return []
+
+    def _count(self, accepted: Sequence[int], looked_up: Sequence[int]) -> list[int]:
+        pairs = list(zip(accepted, looked_up, strict=True))
+        of_lookups = [kept for kept, length in pairs if length]
+        if self._counts is not None:
+            self._counts.record(of_lookups, max(looked_up))
+        return [kept for kept, length in pairs if not length]
+
+
+def make_lookups(num_steps: int, target_worker: Any) -> RequestLookups | None:
+    """None where nobody asks for them. A chain is as long as the MTP layer's, or longer."""
+    most_drafts = max(env.LOOKUP_DRAFTS.get(), num_steps)
+    if env.LOOKUP_DRAFTS.get() == 0:
+        return None
+    runner = target_worker.model_runner
+    num_rows, max_len = runner.req_to_token_pool.req_to_token.shape
+    drafts = LookupDrafts(num_rows, max_len, num_steps, most_drafts, runner.device)
+    return RequestLookups(drafts, make_skipped(target_worker), make_lookup_counts(most_drafts))

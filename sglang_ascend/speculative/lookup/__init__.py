@@ -1,0 +1,1 @@
+"""Drafts by prompt lookup, and when they are worth more than the MTP layer's."""

@@ -1,0 +1,38 @@
+"""The step's phases where chains may be looked up."""
+
+from __future__ import annotations
+
+import torch
+
+from sglang_ascend.speculative.lookup.drafts import LookupDrafts
+from sglang_ascend.speculative.step import LaunchedPhases, Requests
+
+
+class LookupPhases:
+    """``Phases`` whose next chains are looked up where that is worth more than drafting them.
+
+    Where it is for every request, the MTP layer does not run.
+    """
+
+    def __init__(self, phases: LaunchedPhases, drafts: LookupDrafts) -> None:
+        self.phases, self.drafts = phases, drafts
+
+    def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
+        # Once lengths are published the batch is the scheduler's again.
+        self._rows = requests.req_pool_indices.clone()
+        self._last_tokens = candidates[:, 0]
+        return self.phases.prepare(candidates, requests)
+
+    def verify(self) -> torch.Tensor:
+        return self.phases.verify()
+
+    def draft(
+        self, sampled: torch.Tensor, accept_lens: torch.Tensor, new_seq_lens: torch.Tensor
+    ) -> torch.Tensor:
+        self.drafts.accept(self._rows, self._last_tokens, sampled, accept_lens)
+        found = self.drafts.propose(self._rows)
+        # On the CPU, where reading a tensor waits for nothing.
+        if bool(found.is_chosen.all()):
+            self.phases.num_drafts = 0
+        drafted = self.phases.draft(sampled, accept_lens, new_seq_lens)
+        return found.instead_of(drafted)

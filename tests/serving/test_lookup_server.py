@@ -1,0 +1,129 @@
+"""`SGLANG_ASCEND_LOOKUP_DRAFTS`: replies are those without speculation, and every chain is what its
+source drafts, wherever requests begin, wait, share a prefix or begin again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import requests
+from acceptance_oracle import AcceptanceOracle, Judgement
+from launched_server import LaunchedServer, Reply, ServerConfig, greedy
+from server_pairs import TEST_TIMEOUT_S, ask_both, plain_and_mtp
+from server_pool import ServerPool
+from serving_prompts import lossless_mix
+from test_accepted_steps import CONCURRENCY, NUM_TIES, ask_twice, small_pool
+from watched_acceptance import Answer, ask, judge, mistaken, watched
+
+Prompts = list[list[int]]
+LOOKUP = ("SGLANG_ASCEND_LOOKUP_DRAFTS", "8")
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(TEST_TIMEOUT_S),
+    pytest.mark.parametrize("model", ["nano-deepseek"]),
+]
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("steps")
+
+
+@pytest.fixture
+def prompts(tokenizer, held_out_prompts) -> Prompts:
+    return lossless_mix(tokenizer, held_out_prompts, 64)
+
+
+def with_lookup(config: ServerConfig) -> ServerConfig:
+    return replace(config, variables=(*config.variables, LOOKUP))
+
+
+def check(judgement: Judgement, answers: list[Answer], least_steps: int) -> None:
+    looked_up = [step for answer in answers for step in answer.steps if step.is_lookup]
+    lengths = {step.drafted for step in looked_up}
+    whole = sum(step.accepted >= (step.drafted or 0) for step in looked_up)
+    print(f"{judgement}; {len(looked_up)} looked up, {whole} of them kept whole, {lengths} drafts")
+    assert judgement.wrong == ()
+    assert judgement.num_steps >= least_steps
+    assert judgement.num_ties <= NUM_TIES * judgement.num_steps
+    assert judgement.num_steps / 20 < len(looked_up) < judgement.num_steps * 9 / 10
+    assert 0 < whole < len(looked_up) and len(lengths) > 1
+
+
+def test_every_step_accepts_what_its_source_gives(
+    servers: ServerPool, model_folder: Path, folder: Path, prompts: Prompts
+) -> None:
+    """Prompts in chunks, prefixes from the cache, requests that are retracted."""
+    config = watched(small_pool(model_folder, 16), folder, "record_lookups")
+    (server,) = servers.get(with_lookup(config))
+    oracle, chosen = AcceptanceOracle(model_folder), prompts[::3]
+    answers = ask_twice(server, folder, chosen, 48)
+    judgement = judge(oracle, answers)
+    check(judgement, answers, least_steps=600)
+    assert judgement.num_first > len(answers), "some request was retracted"
+    server.flush_cache()
+    with mistaken(folder, "history_off_by_one"):
+        found = judge(oracle, ask(server, folder, chosen, greedy(48), CONCURRENCY))
+    print(f"history off by one: {found}")
+    assert found.wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("page_size", "flags"),
+    [
+        (1, ()),
+        (128, ()),
+        (16, ("--disable-overlap-schedule",)),
+        (1, ("--enable-mixed-chunk",)),
+        (16, ("--tp-size", "2")),
+    ],
+)
+def test_every_step_of_many(
+    servers: ServerPool,
+    model_folder: Path,
+    folder: Path,
+    prompts: Prompts,
+    page_size: int,
+    flags: tuple[str, ...],
+) -> None:
+    config = watched(small_pool(model_folder, page_size), folder, "record_lookups")
+    config = with_lookup(replace(config, flags=(*config.flags, *flags)))
+    (server,) = servers.get(config)
+    answers = ask_twice(server, folder, prompts, 64)
+    check(judge(AcceptanceOracle(model_folder), answers), answers, least_steps=2000)
+
+
+def test_replies_do_not_change_and_say_what_their_drafts_came_from(
+    servers: ServerPool, model_folder: Path, folder: Path, prompts: Prompts
+) -> None:
+    """A lookup is verified wherever there is one, right or wrong."""
+    plain, mtp = plain_and_mtp(model_folder, mtp_flags=("--enable-metrics",))
+    always = watched(mtp, folder, "record_lookups", ALWAYS_LOOKUP="1")
+    pair = servers.get_flushed(plain, with_lookup(always))
+    sampled = {"temperature": 0.9, "top_p": 0.9, "max_new_tokens": 24, "sampling_seed": 7}
+    for sampling in (greedy(40), sampled):
+        for concurrency, chosen in ((1, prompts[:8]), (16, prompts)):
+
+            def question(server: LaunchedServer) -> list[Reply]:
+                return server.generate_each(chosen, sampling, concurrency)  # noqa: B023
+
+            expected, found = ask_both(pair, question)
+            assert [reply.tokens for reply in found] == [reply.tokens for reply in expected]
+    of_lookup, accepted, of_mtp = (
+        counted(pair[1], name)
+        for name in ("lookup_drafts_total", "accepted_lookup_drafts_total", "drafts_total")
+    )
+    assert 0 < accepted < of_lookup
+    assert of_mtp > 0
+    assert "Lookup drafts accepted by position: " in pair[1].log()
+
+
+def counted(server: LaunchedServer, name: str) -> float:
+    """Over all positions."""
+    lines = requests.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    values = (line.split()[-1] for line in lines if line.startswith(f"sglang_ascend:{name}{{"))
+    return sum(map(float, values))

@@ -1,0 +1,174 @@
+"""Chains that are looked up beside those of the MTP layer: what is emitted is plain greedy
+decoding, each chain is what its source drafts, and the MTP layer's cache is whole when it drafts.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+import toy_models
+from lookup_oracle import searched
+from toy_models import (
+    DRAFTS,
+    MAX_CONTEXT_LEN,
+    GreedySampling,
+    ToyModels,
+    adversarial,
+    decode_greedily,
+    fold,
+    make_prompts,
+    perfect,
+    states_of,
+)
+
+from sglang_ascend.speculative.lookup.drafts import MAX_MATCH, MIN_MATCH, LookupDrafts
+from sglang_ascend.speculative.lookup.phases import LookupPhases
+from sglang_ascend.speculative.skipped import SkippedRows
+from sglang_ascend.speculative.step import LaunchedPhases, StepConstants, speculative_step
+
+OF_MTP, MOST = 3, 8
+# The text of a model with as few states repeats itself, and that of the other does not.
+FEW_STATES, MANY_STATES = 13, toy_models.NUM_STATES
+
+
+@pytest.fixture(params=[FEW_STATES, MANY_STATES])
+def num_states(request, monkeypatch) -> int:
+    monkeypatch.setattr(toy_models, "NUM_STATES", request.param)
+    return request.param
+
+
+class Always(LookupDrafts):
+    """Takes the lookup wherever it finds anything."""
+
+    def _rates(self, rows, places):
+        return 0.9 * (places > 0)
+
+
+class Server:
+    """A batch of toy models, with the steps' sources written down."""
+
+    def __init__(self, prompts: list[list[int]], predict, drafts=LookupDrafts) -> None:
+        self.models = models = ToyModels(prompts, OF_MTP, predict)
+        self.constants = [StepConstants(k, len(prompts), "cpu") for k in range(MOST + 1)]
+        self.skipped = SkippedRows(models.req_to_token.numel(), 1, torch.float64, "cpu")
+        self.drafts = drafts(len(models.req_to_token), MAX_CONTEXT_LEN, OF_MTP, MOST)
+        for row, prompt in zip(models.rows.tolist(), prompts, strict=True):
+            self.drafts.restart(row, prompt)
+        self.drafts.begin_chains(models.rows)
+        self.were_lookups: list[bool] = []
+
+    def step(self) -> None:
+        models = self.models
+        width = models.candidates.shape[1]
+        launched = LaunchedPhases(
+            models, models.propose, self.constants[width - 1], OF_MTP, self.skipped
+        )
+        requests = models.begin_step()
+        requests = replace(requests, max_kv_len=int(requests.seq_lens.max()) + 2 * MOST)
+        phases = LookupPhases(launched, self.drafts)
+        sampling = GreedySampling()
+        result = speculative_step(models.candidates, requests, phases, sampling, models.publish)
+        models.end_step()
+        is_lookup = self.drafts.is_lookup[models.rows].tolist()
+        for request, tokens in enumerate(models.committed):
+            num_kept = int(result.accept_lens[request])
+            truth = decode_greedily(tokens, num_kept + 1)
+            assert result.sampled[request, :num_kept].tolist() == truth[len(tokens) + 1 :]
+            tokens += truth[len(tokens) : -1]
+            self.check_chain(request, truth, result.candidates[request], is_lookup[request])
+            if not all(is_lookup):
+                self.check_cache(request, truth)
+        assert ("extend" in models.calls) != all(is_lookup)
+        self.were_lookups += is_lookup
+        models.candidates = result.candidates
+
+    def check_chain(
+        self, request: int, known: list[int], candidates: torch.Tensor, is_lookup: bool
+    ) -> None:
+        last, *chain = candidates.tolist()
+        length = int(self.drafts.lengths[self.models.rows[request]])
+        assert last == known[-1]
+        found, matched = searched(known, length, MIN_MATCH, MAX_MATCH)
+        assert is_lookup <= (matched > 0)
+        if isinstance(self.drafts, Always):
+            assert is_lookup == (matched > 0)
+        if not is_lookup:
+            assert length == OF_MTP
+            found = self.models.chain_after(fold(states_of(known[:-1])[-1], known[-1]))
+        assert chain[:length] == found
+
+    def check_cache(self, request: int, known: list[int]) -> None:
+        for position, state in enumerate(states_of(known[:-1])):
+            expected = (state, known[position + 1])
+            assert self.models.mtp_cache[self.models.slot(request, position)] == expected
+
+
+@pytest.mark.parametrize("predict", DRAFTS)
+@pytest.mark.parametrize("batch_size", [1, 2, 7])
+def test_what_is_emitted_is_plain_greedy_decoding_and_each_chain_is_its_source_s(
+    num_states, batch_size, predict
+):
+    prompts = make_prompts(batch_size)
+    server = Server(prompts, predict)
+    while max(map(len, server.models.committed)) < MAX_CONTEXT_LEN - 2 * MOST - 1:
+        server.step()
+    for prompt, tokens in zip(prompts, server.models.committed, strict=True):
+        assert tokens == decode_greedily(prompt, len(tokens) - len(prompt))
+
+
+def shares(predict, num_steps: int = 7) -> list[bool]:
+    server = Server(make_prompts(1), predict)
+    for _ in range(num_steps):
+        server.step()
+    return server.were_lookups
+
+
+def test_the_better_source_is_taken(monkeypatch):
+    """The control of the test above: both sources take part in it."""
+    monkeypatch.setattr(toy_models, "NUM_STATES", FEW_STATES)
+    assert all(shares(adversarial)[-3:]), "lookups are right, the MTP layer never is"
+    monkeypatch.setattr(toy_models, "NUM_STATES", MANY_STATES)
+    assert not any(shares(perfect, 12)[-3:]), "the MTP layer is right, lookups are not"
+
+
+class BehindByOne(Always):
+    def accept(self, rows, last_tokens, sampled, accept_lens):
+        super().accept(rows, last_tokens, sampled, accept_lens)
+        self.tokens[rows] = self.tokens[rows].roll(1, 1)
+
+
+class OneTokenShort(Always):
+    def restart(self, row, known):
+        super().restart(row, known[:-1] if len(known) > 1 else known)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "is_wrong"), [(Always, False), (BehindByOne, True), (OneTokenShort, True)]
+)
+def test_a_history_that_is_off_by_one_is_found(num_states, drafts, is_wrong):
+    server = Server(make_prompts(7), adversarial, drafts)
+    with pytest.raises(AssertionError) if is_wrong else nullcontext():
+        for _ in range(6):
+            server.step()
+
+
+def test_a_request_that_begins_again_knows_what_it_emitted_and_nothing_of_its_row():
+    drafts = LookupDrafts(3, 40, OF_MTP, MOST)
+    rows = torch.tensor([2])
+    drafts.restart(2, [9, 9, 9, 9, 9, 9])
+    for known in ([1, 2, 3, 4, 1], [1, 2, 3, 4, 1, 2, 3, 7, 1]):
+        drafts.restart(2, known)
+        drafts.begin_chains(rows)
+        # The last token of a prompt is followed by the one that its prefill gave.
+        drafts.accept(rows, torch.tensor([2]), torch.tensor([[5, 3, 3, 3]]), torch.tensor([1]))
+        found = drafts.propose(rows)
+        _, matched = searched([*known, 2, 5], MOST, MIN_MATCH, MAX_MATCH)
+        assert bool(found.is_chosen) <= bool(matched)
+        drafts.extend(rows, torch.tensor([3]))
+    assert (
+        drafts.propose(rows).drafts[0].tolist()
+        == searched([*known, 2, 3, 3], MOST, MIN_MATCH, MAX_MATCH)[0]
+    )
