@@ -80,6 +80,7 @@ def received(reqs, num_steps: int, monkeypatch) -> torch.Tensor:
     ]
     relay: Any = object.__new__(ChainRelay)
     relay.candidates = torch.zeros(6, num_steps + 1, dtype=torch.int64)
+    relay.draft_probs = None
     relay.publish = lambda indices, seq_lens: None
     batch = SimpleNamespace(
         reqs=rows,
