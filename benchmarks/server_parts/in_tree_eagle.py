@@ -81,6 +81,7 @@ class InTreeDraftWorker(MTPDraftWorker):
 
     draft = EagleDraftWorker.draft
     _draft_extend_for_prefill = EagleDraftWorker._draft_extend_for_prefill
+    _rebuild_topk1_chain_buffers = EagleDraftWorker._rebuild_topk1_chain_buffers
 
     def init_attention_backend(self) -> None:
         super().init_attention_backend()

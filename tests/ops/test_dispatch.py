@@ -22,6 +22,7 @@ BY_TORCH = {
 }
 ON_CPU = {
     "attention.paged_gqa": "numba",
+    "chain.look_up": "numba",
     "chain.place_draft_decode": "numba",
     "chain.prepare_step": "numba",
     "chain.verify_chain": "numba",
