@@ -194,33 +194,34 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
 
 
 def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
-    profile, flag = device_profile(), "--speculative-adaptive"
-    return {
-        # SGLang's own worker would need its controller, and a step in graphs one graph for each K.
-        f"{flag} on this device": not profile.runs_step or profile.captures_step,
+    return _unsupported_where_the_layer_is_skipped("--speculative-adaptive", server_args) | {
         "--speculative-adaptive-config": server_args.speculative_adaptive_config is not None,
-        # Slots of the cache are filled that no prefill of this server has written.
-        f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
-        f"{flag} with --enable-hierarchical-cache": bool(server_args.enable_hierarchical_cache),
-        f"{flag} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
     }
 
 
 def _unsupported_with_lookup(server_args: Any) -> dict[str, bool]:
-    profile, variable = device_profile(), env.LOOKUP_DRAFTS.name
-    return {
-        # A captured step has one length of chains, and always runs the MTP layer.
-        f"{variable} on this device": not profile.runs_step or profile.captures_step,
+    variable = env.LOOKUP_DRAFTS.name
+    return _unsupported_where_the_layer_is_skipped(variable, server_args) | {
         # Its costs and acceptance are those of the MTP layer's chains.
         f"{variable} with --speculative-adaptive": _asks_adaptive(server_args),
-        # Slots of the cache are filled that no prefill of this server has written.
-        f"{variable} with --disaggregation-mode": server_args.disaggregation_mode != "null",
-        f"{variable} with --enable-hierarchical-cache": bool(server_args.enable_hierarchical_cache),
         # A token that was looked up was not drawn from a distribution.
         f"{variable} with --speculative-use-rejection-sampling": bool(
             server_args.speculative_use_rejection_sampling
         ),
-        f"{variable} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
+    }
+
+
+def _unsupported_where_the_layer_is_skipped(flag: str, server_args: Any) -> dict[str, bool]:
+    """What ``flag`` is not served with, for there are steps that leave the MTP layer out."""
+    profile = device_profile()
+    return {
+        # A captured step always runs the layer and has one length of chains; SGLang's own worker
+        # knows no other.
+        f"{flag} on this device": not profile.runs_step or profile.captures_step,
+        # Slots of the cache are filled that no prefill of this server has written.
+        f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
+        f"{flag} with --enable-hierarchical-cache": bool(server_args.enable_hierarchical_cache),
+        f"{flag} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
     }
 
 

@@ -77,9 +77,10 @@ class RequestLookups(PoolState):
 
 def make_lookups(num_steps: int, target_worker: Any) -> RequestLookups | None:
     """None where nobody asks for them. A chain is as long as the MTP layer's, or longer."""
-    most_drafts = max(env.LOOKUP_DRAFTS.get(), num_steps)
-    if env.LOOKUP_DRAFTS.get() == 0:
+    asked = env.LOOKUP_DRAFTS.get()
+    if asked == 0:
         return None
+    most_drafts = max(asked, num_steps)
     runner = target_worker.model_runner
     num_rows, max_len = runner.req_to_token_pool.req_to_token.shape
     drafts = LookupDrafts(num_rows, max_len, num_steps, most_drafts, runner.device)
