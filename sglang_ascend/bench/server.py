@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,6 +23,8 @@ LAUNCH = (sys.executable, "-m", "sglang.launch_server")
 START_TIMEOUT_S = 300
 REPLY_TIMEOUT_S = 900
 PR_SET_PDEATHSIG = 1
+SERVER_PORTS = range(10000, 22000)
+TRIES = 64
 _LIBC = ctypes.CDLL(None)  # loaded before any fork
 # A proxy of the environment is not for this machine's own address.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -117,9 +120,16 @@ def _environment(added: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """One that nobody is given unasked until a server binds it, seconds later.
+
+    From 32768 on (Linux's default) ports go to whoever binds port 0 or connects, the starting
+    server included; SGLang draws others from 22000 to 29999. Raises OSError without a free one.
+    """
+    for port in random.SystemRandom().sample(SERVER_PORTS, TRIES):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"{TRIES} ports of {SERVER_PORTS.start} to {SERVER_PORTS.stop - 1} are taken")
 
 
 def die_with_parent() -> None:

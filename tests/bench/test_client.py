@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sglang_ascend.bench.server import free_port
+from sglang_ascend.bench import server
+from sglang_ascend.bench.server import SERVER_PORTS, free_port
 from sglang_ascend.cli import app
 
 RUNNER = CliRunner()
@@ -65,6 +67,16 @@ def test_a_reply_that_breaks_off_is_an_error(refusing):
 def test_a_server_that_is_not_there_is_named():
     url = f"http://127.0.0.1:{free_port()}"
     assert f"no server answers at {url}" in said("Hello", "--url", url)
+
+
+def test_a_server_is_given_no_port_that_others_are_given_unasked(monkeypatch):
+    with socket.create_server(("127.0.0.1", free_port())) as taken:
+        port = taken.getsockname()[1]
+        assert port in SERVER_PORTS
+        monkeypatch.setattr(server, "SERVER_PORTS", range(port, port + 1))
+        monkeypatch.setattr(server, "TRIES", 1)
+        with pytest.raises(OSError, match=f"1 ports of {port} to {port} are taken"):
+            free_port()
 
 
 @pytest.mark.parametrize(

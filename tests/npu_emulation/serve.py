@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +21,7 @@ from npu_emulation.environment import DEVICES
 from npu_emulation.followers import Followers, own_rank
 from npu_emulation.report import Report, Request
 from npu_emulation.serving import serve
+from sglang_ascend.bench.server import free_port
 
 
 def main() -> None:
@@ -55,8 +55,7 @@ def serve_with_followers(
 ) -> Report:
     if num_ranks == 1 or own_rank() != 0:
         return serve(arguments, waves, seed)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = ["--nccl-port", str(free.getsockname()[1])]
+    port = ["--nccl-port", str(free_port())]
     with tempfile.TemporaryDirectory() as folder:
         followers = Followers(num_ranks, Path(folder), port)
         report = serve([*arguments, *port], waves, seed)
