@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_ascend.ptq.layers import linears
+from sglang_ascend.ptq.layers import Layers, linears
 from sglang_ascend.quantization.formats import FORMATS
 from sglang_ascend.quantization.recipe import InputSpec, QConfig
 from sglang_ascend.quantization.solve import gptq, hqq, learned_clipping, qoq, rtn
@@ -22,6 +22,10 @@ from sglang_ascend.quantization.weight import (
     InputRule,
     QuantizedWeight,
 )
+from sglang_ascend.training.interface import run_chain
+from sglang_ascend.training.targets.packs import packed
+
+CHAIN_STEPS = 3  # the MTP layer sees its own output from its second step on
 
 
 class Inputs:
@@ -61,6 +65,40 @@ class Inputs:
         return next(
             n for n in self._seen if self._seen[n] and self._seen[n][0].data_ptr() == tensor
         )
+
+
+def walked(
+    layers: Layers, tokens: list[Tensor], wanted: Mapping[int, Collection[str]]
+) -> Iterator[tuple[int, nn.Module, Inputs]]:
+    """The layers that `wanted` names by number, each with the inputs of the linears named there.
+
+    Behind the decoder layers comes the MTP layer's block, which sees some steps of its chain. Every
+    layer reads what float layers make of `tokens`; those behind the last one that records, and text
+    where none does, are not run.
+    """
+    last = max((number for number, names in wanted.items() if names), default=-1)
+    packs = packed(tokens) if last >= 0 else []
+    embedding = layers.embedding() if packs else torch.empty(0)
+    states = [embedding[pack.tokens] for pack in packs]
+    for number in range(layers.num_layers):
+        if number > last:
+            states, packs = [], []
+        if number not in wanted and not packs:
+            continue
+        layer = layers.decoder(number)
+        with Inputs(layer, wanted.get(number, ())) as inputs:
+            states = [layers.run(layer, *rows) for rows in zip(states, packs, strict=True)]
+        if number in wanted:
+            yield number, layer, inputs
+        del layer, inputs  # before the next is read
+    if layers.num_layers in wanted:
+        mtp, norm = layers.mtp(), layers.final_norm()
+        with Inputs(mtp.block, wanted[layers.num_layers]) as inputs:
+            for state, pack in zip(states, packs, strict=True):
+                hidden = norm(state).split(pack.lengths)
+                for rows, ids in zip(hidden, pack.tokens.split(pack.lengths), strict=True):
+                    run_chain(mtp, rows[None], ids[None], embedding, CHAIN_STEPS)
+        yield layers.num_layers, mtp.block, inputs
 
 
 def quantize_linear(linear: nn.Linear, scheme: QConfig, seen: Tensor | None) -> QuantizedWeight:

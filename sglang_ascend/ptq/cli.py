@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sglang_ascend.quantization.cli import refusals
 
 if TYPE_CHECKING:
+    from sglang_ascend.ptq.grid.run import Options
     from sglang_ascend.ptq.quantize import Summary
 
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+FoldersArgument = Annotated[
+    list[Path] | None, typer.Argument(help="Checkpoints to judge, each as it would be served.")
+]
+PromptsOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="JSON list of {domain, prompt}, repeatable; default is text of its own."),
+]
+TextsOption = Annotated[
+    int, typer.Option(min=1, help="Texts of each domain at most; in all, without --prompts.")
+]
+GridOption = Annotated[
+    Path | None, typer.Option(help="Judge formats x methods instead, into this folder.")
+]
+CellsOption = Annotated[str, typer.Option(help="With --grid: globs of cells, such as 'int4 *'.")]
+IncludeOption = Annotated[str, typer.Option(help="With --grid: a glob of the linears.")]
+GridTextsOption = Annotated[
+    int, typer.Option("--calibration-texts", min=1, help="With --grid: for each seed.")
+]
+GridSeedsOption = Annotated[
+    int, typer.Option("--calibration-seeds", min=1, help="With --grid: texts of so many seeds.")
+]
 
 
 def quantize(
@@ -74,22 +97,20 @@ def quantize(
 
 
 def evaluate(
-    folders: Annotated[
-        list[Path], typer.Argument(help="Checkpoints to judge, each as it would be served.")
-    ],
     against: Annotated[Path, typer.Option(help="The float checkpoint that they were made from.")],
-    prompts: Annotated[
-        list[Path] | None,
-        typer.Option(help="JSON list of {domain, prompt}, repeatable; default is text of its own."),
-    ] = None,
-    texts: Annotated[
-        int, typer.Option(min=1, help="Texts of each domain at most; in all, without --prompts.")
-    ] = 64,
+    folders: FoldersArgument = None,
+    prompts: PromptsOption = None,
+    texts: TextsOption = 64,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Of each reply to --prompts.")] = 128,
     num_steps: Annotated[int, typer.Option(min=1, max=15, help="Drafts per verify.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Of the text without --prompts.")] = 1_000_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Also plot the KL into this file.")] = None,
+    grid: GridOption = None,
+    cells: CellsOption = "*",
+    include: IncludeOption = "*",
+    calibration_texts: GridTextsOption = 256,
+    calibration_seeds: GridSeedsOption = 3,
     threads: ThreadsOption = 1,
 ) -> None:
     """Say what quantization cost: KL, perplexity, top-1 agreement, acceptance of the MTP layer.
@@ -101,31 +122,82 @@ def evaluate(
     accepted where those before were. Intervals are of 95 %, over draws of the texts. Quantized
     linears compute by the operators that serving runs, everything else in float32.
 
+    With --grid no checkpoint is read but --against: its linears are quantized in memory, by every
+    method in every format, and judged beside it. The folder gets a page, a plot and JSON; a killed
+    run goes on when the same command is given again.
+
     Example: `sglang-ascend evaluate q --against $(sglang-ascend model-path smollm2-mtp)`
     """
     _use_threads(threads)
+    if (grid is None) == (not folders):
+        typer.echo("sglang-ascend: name checkpoints to judge, or a folder for --grid", err=True)
+        raise typer.Exit(2)
+    from sglang_ascend.ptq.grid.run import Options
+
+    given = Options(against, tuple(prompts or ()), texts, max_new_tokens, num_steps, seed)
+    if grid is not None:
+        words = {"calibration_texts": calibration_texts, "calibration_seeds": calibration_seeds}
+        _make_grid(replace(given, include=include, **words), cells, grid)
+        return
+    report = _judged(folders or [], given)
+    if svg:
+        from sglang_ascend.ptq.report import plot
+
+        svg.write_text(plot(report), encoding="utf-8")
+    _print(report, as_json)
+
+
+def _judged(folders: list[Path], given: Options) -> dict[str, Any]:
+    """The figures of every checkpoint, on text that the float one writes."""
     from rich.console import Console
 
     from sglang_ascend.ptq.evaluate import evaluate as measure
-    from sglang_ascend.ptq.report import figures, plot, tables
-    from sglang_ascend.ptq.text import own_text, replies_to
+    from sglang_ascend.ptq.report import figures
     from sglang_ascend.training.targets.families import Target
 
     status = Console(stderr=True)
-    with refusals(ValueError), status.status("the float checkpoint writes the text"):
-        target = Target.open(against)
+    with refusals(ValueError), status.status("the float checkpoint writes the text") as shown:
+        target = Target.open(given.against)
         for folder in folders:  # refused before anything is written
             Target.open(folder, may_be_quantized=True)
-        if prompts:
-            written = replies_to(target, prompts, max_new_tokens, texts)
-        else:
-            written = own_text(target, seed, texts)
-    with refusals(ValueError), status.status("scoring") as shown:
-        report = figures(
-            measure(folders, against, written, num_steps, lambda name: shown.update(f"{name} done"))
+        written = given.written_by(target)
+        shown.update("scoring")
+        return figures(
+            measure(
+                folders,
+                given.against,
+                written,
+                given.num_steps,
+                lambda name: shown.update(f"{name} done"),
+            )
         )
-    if svg:
-        svg.write_text(plot(report), encoding="utf-8")
+
+
+def _make_grid(options: Options, globs: str, out: Path) -> None:
+    """The cells' page in `out`, with a bar over the cells."""
+    from tqdm import tqdm
+
+    from sglang_ascend.ptq.grid.cells import chosen
+    from sglang_ascend.ptq.grid.page import write
+    from sglang_ascend.ptq.grid.run import Grid
+
+    with refusals(ValueError):
+        grid = Grid(options, chosen(globs), out)
+        with tqdm(total=len(grid.runs), unit=" cells") as bar:
+
+            def step(name: str) -> None:
+                bar.set_postfix_str(name)
+                bar.update()
+
+            write(out, options, grid.run(step))
+    typer.echo(out / "grid.md")
+
+
+def _print(report: dict[str, Any], as_json: bool) -> None:
+    from rich.console import Console
+
+    from sglang_ascend.ptq.report import tables
+
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return

@@ -68,33 +68,59 @@ def evaluate(
     Raises:
         CheckpointError: a checkpoint is refused, or its vocabulary is another.
     """
-    with torch.inference_mode():
-        reference = _Model(against)
-        started = time.perf_counter()
-        wanted = reference.layers.final_hidden([text.tokens for text in texts])
-        seconds = time.perf_counter() - started
-        result = [_evaluated(reference, reference, wanted, wanted, texts, num_steps, seconds)]
-        progress(str(against))
-        for folder in folders:
-            model = _Model(folder)
-            if model.vocabulary != reference.vocabulary:
-                raise CheckpointError(
-                    f"{shown(folder)} has a vocabulary of {model.vocabulary} and {shown(against)} "
-                    f"one of {reference.vocabulary}; pass the checkpoint that it was made from"
-                )
-            started = time.perf_counter()
-            hidden = model.layers.final_hidden([text.tokens for text in texts])
-            seconds = time.perf_counter() - started
-            result.append(_evaluated(model, reference, hidden, wanted, texts, num_steps, seconds))
-            progress(str(folder))
+    judge = Judge(against, texts, num_steps)
+    result = [judge.reference]
+    progress(str(against))
+    for folder in folders:
+        result.append(judge.score(folder, Weights(folder)))
+        progress(str(folder))
     return result
 
 
+class Judge:
+    """Scores models beside the checkpoint `against`, whose hidden states of `texts` are kept."""
+
+    @torch.inference_mode()
+    def __init__(self, against: Path, texts: list[Text], num_steps: int = 3) -> None:
+        self._texts, self._num_steps = texts, num_steps
+        self._float = _Model(against, Weights(against))
+        self._wanted, seconds = self._hidden(self._float)
+        self.reference = self._evaluated(self._float, self._wanted, seconds)
+
+    @torch.inference_mode()
+    def score(self, folder: Path, weights: Weights) -> Evaluated:
+        """Of `weights`, which go by the name of `folder`.
+
+        Raises:
+            CheckpointError: they are refused, or their vocabulary is another.
+        """
+        model, reference = _Model(folder, weights), self._float
+        if model.vocabulary != reference.vocabulary:
+            raise CheckpointError(
+                f"{shown(folder)} has a vocabulary of {model.vocabulary} and "
+                f"{shown(reference.folder)} one of {reference.vocabulary}; pass the checkpoint "
+                "that it was made from"
+            )
+        return self._evaluated(model, *self._hidden(model))
+
+    def _hidden(self, model: _Model) -> tuple[list[Tensor], float]:
+        """[length, size] of each text behind the last norm, and how many seconds that took."""
+        started = time.perf_counter()
+        hidden = model.layers.final_hidden([text.tokens for text in self._texts])
+        return hidden, time.perf_counter() - started
+
+    def _evaluated(self, model: _Model, hidden: list[Tensor], seconds: float) -> Evaluated:
+        accepted = _accepted(model, hidden, self._texts, self._num_steps)
+        rows = zip(self._texts, hidden, self._wanted, accepted, strict=True)
+        scores = [_score(model, self._float, *row) for row in rows]
+        tokens = sum(len(text.tokens) for text in self._texts)
+        return Evaluated(model.folder, scores, model.weights.num_bytes, tokens / seconds)
+
+
 class _Model:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.target = Target.open(folder, may_be_quantized=True)
-        self.weights = Weights(folder)
+    def __init__(self, folder: Path, weights: Weights) -> None:
+        self.folder, self.weights = folder, weights
+        self.target = Target.open(weights.checkpoint.folder, may_be_quantized=True)
         self.layers = Layers(self.target, self.weights)
         self.embedding = self.layers.embedding()
         self.head = self.layers.head()
@@ -102,37 +128,25 @@ class _Model:
         self.vocabulary = len(self.embedding)
 
 
-def _evaluated(
-    model: _Model,
-    reference: _Model,
-    hidden: list[Tensor],
-    wanted: list[Tensor],
-    texts: list[Text],
-    num_steps: int,
-    seconds: float,
-) -> Evaluated:
-    accepted = _accepted(model, hidden, texts, num_steps)
-    scores = []
-    for text, own, other, kept in zip(texts, hidden, wanted, accepted, strict=True):
-        expected = F.log_softmax(reference.logits(other[:-1]).double(), -1)
-        found = F.log_softmax(model.logits(own[:-1]).double(), -1)
-        following = text.tokens[1:, None]
-        divergence = (expected.exp() * (expected - found)).sum(-1)  # [n - 1]
-        of_reply = divergence[text.prompt_length - 1 :]
-        scores.append(
-            Score(
-                domain=text.domain,
-                kl=float(divergence.sum()),
-                surprise=float(-found.gather(1, following).sum()),
-                agreed=int((expected.argmax(-1) == found.argmax(-1)).sum()),
-                positions=len(following),
-                reply_kl=float(of_reply.sum()),
-                reply_positions=len(of_reply),
-                accepted=kept,
-            )
-        )
-    tokens = sum(len(text.tokens) for text in texts)
-    return Evaluated(model.folder, scores, model.weights.num_bytes, tokens / seconds)
+def _score(
+    model: _Model, reference: _Model, text: Text, own: Tensor, other: Tensor, accepted: list[int]
+) -> Score:
+    """Of one text, from the hidden states that the model and the reference make of it."""
+    expected = F.log_softmax(reference.logits(other[:-1]).double(), -1)
+    found = F.log_softmax(model.logits(own[:-1]).double(), -1)
+    following = text.tokens[1:, None]
+    divergence = (expected.exp() * (expected - found)).sum(-1)  # [n - 1]
+    of_reply = divergence[text.prompt_length - 1 :]
+    return Score(
+        domain=text.domain,
+        kl=float(divergence.sum()),
+        surprise=float(-found.gather(1, following).sum()),
+        agreed=int((expected.argmax(-1) == found.argmax(-1)).sum()),
+        positions=len(following),
+        reply_kl=float(of_reply.sum()),
+        reply_positions=len(of_reply),
+        accepted=accepted,
+    )
 
 
 def _accepted(

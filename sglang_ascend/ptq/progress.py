@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
-from sglang_ascend.ptq.text import Text
+from sglang_ascend.ptq.text import Text, read_texts, write_texts
 from sglang_ascend.quantization.formats import FORMATS
 from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight
 
@@ -44,7 +43,7 @@ class Partial:
                     f"{shown(folder)} is not an unfinished quantization; name another --out or "
                     "move that folder away"
                 )
-            _replace(path, lambda part: part.write_text(content, encoding="utf-8"))
+            replaced(path, lambda part: part.write_text(content, encoding="utf-8"))
         elif path.read_text(encoding="utf-8") != content:
             raise CheckpointError(
                 f"{shown(folder)} holds unfinished layers of another recipe, seed or source; "
@@ -67,7 +66,7 @@ class Partial:
                 | {"number_format": weight.input_rule.number_format.name},
             }
         metadata = {"modules": json.dumps(described)}
-        _replace(self._layer(number), lambda part: save_file(tensors, part, metadata=metadata))
+        replaced(self._layer(number), lambda part: save_file(tensors, part, metadata=metadata))
 
     def modules(self) -> dict[str, Path]:
         """Where each finished linear lies."""
@@ -80,18 +79,10 @@ class Partial:
     def text(self) -> list[Text] | None:
         """The calibration text, None before `keep_text`."""
         path = self.folder / TEXT
-        if not path.exists():
-            return None
-        tensors = load_file(path)
-        rows = tensors["tokens"].split(tensors["lengths"].tolist())
-        return [Text("calibration", row, 0) for row in rows]
+        return read_texts(path) if path.exists() else None
 
     def keep_text(self, texts: list[Text]) -> None:
-        tensors = {
-            "tokens": torch.cat([text.tokens for text in texts]),
-            "lengths": torch.tensor([len(text.tokens) for text in texts]),
-        }
-        _replace(self.folder / TEXT, lambda part: save_file(tensors, part))
+        replaced(self.folder / TEXT, lambda part: write_texts(part, texts))
 
     def _layer(self, number: int) -> Path:
         return self.folder / f"layer-{number:05d}.safetensors"
@@ -121,7 +112,8 @@ def read_weight(path: Path, module: str) -> QuantizedWeight:
     )
 
 
-def _replace(path: Path, write: Any) -> None:
+def replaced(path: Path, write: Callable[[Path], object]) -> None:
+    """The file at `path` is what `write` writes, whole or not there at all."""
     part = path.with_suffix(".part")
     write(part)
     part.rename(path)

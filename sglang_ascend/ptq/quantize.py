@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
-from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear
+from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear, walked
 from sglang_ascend.ptq.layers import Layers, linears
 from sglang_ascend.ptq.mixture.sets import OWN_ONLY, Mixture
 from sglang_ascend.ptq.progress import Partial
@@ -25,12 +25,9 @@ from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, w
 from sglang_ascend.quantization.recipe import QConfig, Recipe
 from sglang_ascend.quantization.weight import HEAD, WEIGHT_ONLY
 from sglang_ascend.quantization.writers import make_writer
-from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.families import Target
-from sglang_ascend.training.targets.packs import Pack, packed
 
 JUDGING_TEXTS = 16  # where nothing is fitted to the inputs, and only their errors are averaged
-CHAIN_STEPS = 3  # the MTP layer sees its own output from its second step on
 
 
 @dataclass(frozen=True)
@@ -201,62 +198,20 @@ class Quantization:
     def _solve(self, partial: Partial, progress: Callable[[str], object]) -> None:
         """Finishes every layer that `partial` lacks. Inputs come from the float layers before it,
         so that no layer depends on how an earlier one was rounded."""
-        open_parts = [n for n in range(self.num_parts) if not partial.has(n)]
-        needed = [n for n in open_parts if any(s.calibrated for s in self.schemes[n].values())]
-        last = max(needed, default=-1)
-        packs = packed(self._text(partial)) if needed else []
-        embedding = self.layers.embedding() if needed else torch.empty(0)
-        states = [embedding[pack.tokens] for pack in packs]
-        for number in range(self.layers.num_layers):
-            if number > last:
-                states, packs = [], []
-            if number in open_parts or packs:
-                is_open = number in open_parts
-                states = self._solve_decoder(partial, number, is_open, states, packs, progress)
-        if self.layers.num_layers in open_parts:
-            self._solve_mtp(partial, states, packs, embedding, progress)
+        wanted = {
+            number: [name for name, scheme in schemes.items() if scheme.calibrated]
+            for number, schemes in enumerate(self.schemes)
+            if not partial.has(number)
+        }
+        tokens = self._text(partial) if any(wanted.values()) else []
+        for number, layer, inputs in walked(self.layers, tokens, wanted):
+            self._finish(partial, number, layer, inputs, progress)
         if self.head_scheme is not None and not partial.has(self.num_parts):
             head = self.layers.head()
             linear = nn.Linear(*head.T.shape, bias=False, device="meta")
             linear.load_state_dict({"weight": head}, assign=True)
             partial.write(self.num_parts, {HEAD: quantize_linear(linear, self.head_scheme, None)})
             progress(HEAD)
-
-    def _solve_decoder(
-        self,
-        partial: Partial,
-        number: int,
-        is_open: bool,
-        states: list[Tensor],
-        packs: list[Pack],
-        progress: Callable[[str], object],
-    ) -> list[Tensor]:
-        """Returns what the layer makes of `states`; it is out of memory then."""
-        layer = self.layers.decoder(number)
-        wanted = [n for n, s in self.schemes[number].items() if is_open and s.calibrated]
-        with Inputs(layer, wanted) as inputs:
-            following = [self.layers.run(layer, *r) for r in zip(states, packs, strict=True)]
-        if is_open:
-            self._finish(partial, number, layer, inputs, progress)
-        return following
-
-    def _solve_mtp(
-        self,
-        partial: Partial,
-        states: list[Tensor],
-        packs: list[Pack],
-        embedding: Tensor,
-        progress: Callable[[str], object],
-    ) -> None:
-        number = self.layers.num_layers
-        mtp, norm = self.layers.mtp(), self.layers.final_norm()
-        wanted = [n for n, scheme in self.schemes[number].items() if scheme.calibrated]
-        with Inputs(mtp.block, wanted) as inputs:
-            for state, pack in zip(states, packs, strict=True) if wanted else ():
-                hidden = norm(state).split(pack.lengths)
-                for rows, tokens in zip(hidden, pack.tokens.split(pack.lengths), strict=True):
-                    run_chain(mtp, rows[None], tokens[None], embedding, CHAIN_STEPS)
-        self._finish(partial, number, mtp.block, inputs, progress)
 
     def _finish(
         self,

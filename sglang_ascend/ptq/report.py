@@ -54,28 +54,28 @@ def _domain(
     return {
         "texts": len(rows),
         "positions": sum(own.positions for own, _ in rows),
-        "kl": _figure(rows, lambda own, _: (own.kl, own.positions)),
-        "kl_to_last": _figure(to_last, lambda own, other: (own.kl, other.kl)),
-        "reply_kl": _figure(rows, lambda own, _: (own.reply_kl, own.reply_positions)),
-        "reply_kl_to_last": _figure(to_last, lambda own, other: (own.reply_kl, other.reply_kl)),
-        "perplexity": _figure(rows, lambda own, _: (own.surprise, own.positions), math.exp),
-        "perplexity_change": _figure(
+        "kl": figure_of(rows, lambda own, _: (own.kl, own.positions)),
+        "kl_to_last": figure_of(to_last, lambda own, other: (own.kl, other.kl)),
+        "reply_kl": figure_of(rows, lambda own, _: (own.reply_kl, own.reply_positions)),
+        "reply_kl_to_last": figure_of(to_last, lambda own, other: (own.reply_kl, other.reply_kl)),
+        "perplexity": figure_of(rows, lambda own, _: (own.surprise, own.positions), math.exp),
+        "perplexity_change": figure_of(
             rows,
             lambda own, other: (own.surprise - other.surprise, own.positions),
             math.expm1,
         ),
-        "top1_agreement": _figure(rows, lambda own, _: (own.agreed, own.positions)),
-        "acceptance_length": _figure(rows, lambda own, _: (sum(own.accepted), own.accepted[0])),
+        "top1_agreement": figure_of(rows, lambda own, _: (own.agreed, own.positions)),
+        "acceptance_length": figure_of(rows, lambda own, _: (sum(own.accepted), own.accepted[0])),
         "kept_drafts": [
-            _figure(rows, lambda own, _, k=k: (own.accepted[k + 1], own.accepted[k]))
+            figure_of(rows, lambda own, _, k=k: (own.accepted[k + 1], own.accepted[k]))
             for k in range(len(rows[0][0].accepted) - 1)
         ],
     }
 
 
-def _figure(
-    rows: Sequence[tuple[Score, Score]],
-    parts: Callable[[Score, Score], tuple[float, float]],
+def figure_of(
+    rows: Sequence[tuple[Any, Any]],
+    parts: Callable[[Any, Any], tuple[float, float]],
     last: Callable[[float], float] = lambda ratio: ratio,
 ) -> dict[str, Any] | None:
     """last(sum of numerators / sum of denominators) and its interval; None if there is nothing."""
@@ -132,19 +132,19 @@ def _cells(checkpoint: dict[str, Any], domain: dict[str, Any]) -> list[str]:
     return [
         Path(checkpoint["folder"]).name,
         f"{checkpoint['of_reference_bytes']:.1%}",
-        _shown(domain["kl"], "{:.5f}"),
-        _shown(domain["kl_to_last"], "{:.2f}"),
-        _shown(domain["reply_kl"], "{:.5f}"),
-        _shown(domain["reply_kl_to_last"], "{:.2f}"),
+        shown_figure(domain["kl"], "{:.5f}"),
+        shown_figure(domain["kl_to_last"], "{:.2f}"),
+        shown_figure(domain["reply_kl"], "{:.5f}"),
+        shown_figure(domain["reply_kl_to_last"], "{:.2f}"),
         f"{domain['perplexity']['value']:.3f}",
-        _shown(domain["perplexity_change"], "{:+.2%}"),
+        shown_figure(domain["perplexity_change"], "{:+.2%}"),
         f"{domain['top1_agreement']['value']:.2%}",
-        _shown(length, "{:.2f}") or "no MTP layer",
+        shown_figure(length, "{:.2f}") or "no MTP layer",
         ", ".join(f"{figure['value']:.2f}" for figure in kept),
     ]
 
 
-def _shown(figure: dict[str, Any] | None, form: str) -> str:
+def shown_figure(figure: dict[str, Any] | None, form: str) -> str:
     if figure is None:
         return ""
     low, high = (form.format(bound) for bound in figure["interval_95"])
@@ -162,15 +162,25 @@ def plot(report: dict[str, Any]) -> str:
     return dots(f"KL to {Path(report['reference']).name}, nats, with 95 % intervals", rows)
 
 
-def dots(title: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """SVG: a line for each named figure, with its interval."""
-    most = max((figure["interval_95"][1] for _, figure in rows), default=0.0) or 1.0
+def dots(title: str, rows: Sequence[tuple[str, dict[str, Any]]], logarithmic: bool = False) -> str:
+    """SVG: a line for each named figure, with its interval; a logarithmic one begins at the least.
+
+    Figures of a logarithmic plot below 1e-6 are drawn there.
+    """
+    bounds = [bound for _, figure in rows for bound in figure["interval_95"]]
+    most, least = max(bounds, default=0.0) or 1.0, max(min(bounds, default=1.0), 1e-6) / 1.2
     left, width, step, top = 260, 420, 22, 50
+
+    def place(value: float) -> float:
+        if not logarithmic:
+            return left + width * value / most
+        return left + width * math.log(max(value, least) / least) / math.log(most / least)
+
     parts = [svg.text(10, 24, title, 'font-weight="bold"')]
     for number, (name, figure) in enumerate(rows):
         y = top + number * step
-        low, high = (left + width * bound / most for bound in figure["interval_95"])
-        middle = left + width * figure["value"] / most
+        low, high = (place(bound) for bound in figure["interval_95"])
+        middle = place(figure["value"])
         parts += [
             svg.text(left - 10, y + 4, name, 'text-anchor="end"'),
             svg.line([(low, y), (high, y)], svg.MTP),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_ascend.training.generation.conversation import REPLY, USER
@@ -73,3 +76,21 @@ def replies_to(
             for row, ids, (tokens, _) in zip(part, given, continued, strict=True)
         ]
     return texts
+
+
+def write_texts(path: Path, texts: list[Text]) -> None:
+    tensors = {
+        "tokens": torch.cat([text.tokens for text in texts]),
+        "lengths": torch.tensor([len(text.tokens) for text in texts]),
+        "prompt_lengths": torch.tensor([text.prompt_length for text in texts]),
+    }
+    save_file(tensors, path, metadata={"domains": json.dumps([text.domain for text in texts])})
+
+
+def read_texts(path: Path) -> list[Text]:
+    """What `write_texts` wrote."""
+    with safe_open(path, "pt") as file:
+        domains = json.loads(file.metadata()["domains"])
+        rows = file.get_tensor("tokens").split(file.get_tensor("lengths").tolist())
+        prompt_lengths = file.get_tensor("prompt_lengths").tolist()
+    return [Text(*text) for text in zip(domains, rows, prompt_lengths, strict=True)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 
@@ -11,15 +13,27 @@ from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.weight import QuantizedWeight
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 
 class Weights:
-    """An opened checkpoint, float or quantized."""
+    """An opened checkpoint, float or quantized.
 
-    def __init__(self, folder: Path) -> None:
-        self.checkpoint = Checkpoint.open(folder)
+    Args:
+        source: its folder, or what was opened.
+        solved: linears, by their modules, that are quantized in memory only.
+    """
+
+    def __init__(
+        self, source: Path | Checkpoint, solved: Mapping[str, QuantizedWeight] = NOTHING
+    ) -> None:
+        self.checkpoint = Checkpoint.open(source) if isinstance(source, Path) else source
+        self._solved = solved
 
     def quantized(self, module: str) -> QuantizedWeight | None:
-        """The weight of linear `module`, None where the checkpoint holds it in float."""
+        """The weight of linear `module`, None where it is float."""
+        if module in self._solved:
+            return self._solved[module]
         return self.checkpoint.weight(module) if module in self.checkpoint.schemes else None
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -40,4 +54,7 @@ class Weights:
 
     @property
     def num_bytes(self) -> int:
-        return sum(entry.num_bytes for entry in self.checkpoint.entries.values())
+        entries = self.checkpoint.entries.items()
+        replaced = {f"{module}.weight" for module in self._solved}
+        kept = sum(entry.num_bytes for name, entry in entries if name not in replaced)
+        return kept + sum(weight.num_bytes for weight in self._solved.values())

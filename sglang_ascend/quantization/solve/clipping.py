@@ -36,32 +36,37 @@ def learned_clipping(
         values, norm = weight.detach().double().clone(), hessian.detach().double().clone()
         searched = rtn(values, grid, input_rule, norm.diagonal())
         nearest = rtn(values, grid, input_rule)
-        least = hessian_error(values, nearest, norm)
-        best, least = _better(values, norm, searched, nearest, least)
         share = (searched.scale / nearest.scale).double().clamp(0.02, 0.98)
         logits = torch.logit(torch.stack((share, share))).requires_grad_()
         high, low = grid.range_of(values)
         optimizer = torch.optim.Adam([logits], lr=RATE)
+        least = torch.full((len(values),), torch.inf, dtype=torch.float64)
+        best = logits.detach().clone()
         for _ in range(STEPS):
-            upper, lower = logits.sigmoid()
-            scale, zero = grid.scaled(high * upper, low * lower)
-            offset = None if zero is None else zero.detach()
-            found = grid.quantized(values, scale.detach(), offset, input_rule)
-            best, least = _better(values, norm, found, best, least)
-            error = values - _through(values, grid, scale, offset)
-            loss = (((error @ norm) * error).sum(1) / least.clamp_min(1e-30)).sum()
+            error = values - _through(values, grid, *_clipped(grid, logits, high, low))
+            squared = ((error @ norm) * error).sum(1)
+            best = torch.where((squared < least)[:, None], logits.detach(), best)
+            least = torch.minimum(squared.detach(), least)
             optimizer.zero_grad()
-            loss.backward()
+            (squared / least.clamp_min(1e-30)).sum().backward()
             optimizer.step()
-    return best
+        found = grid.quantized(values, *_clipped(grid, best, high, low), input_rule)
+    return _best(values, norm, _best(values, norm, found, searched), nearest)
 
 
-def _better(
-    weight: Tensor, hessian: Tensor, found: QuantizedWeight, best: QuantizedWeight, least: Tensor
-) -> tuple[QuantizedWeight, Tensor]:
-    """Row by row, with the least errors."""
-    errors = hessian_error(weight, found, hessian)
-    return rows_of(found, best, errors < least), torch.minimum(errors, least)
+def _clipped(grid: Grid, logits: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Scale and zero of the shares that `logits` [2, ...] are of; a zero has no gradient."""
+    upper, lower = logits.sigmoid()
+    scale, zero = grid.scaled(high * upper, low * lower)
+    return scale, None if zero is None else zero.detach()
+
+
+def _best(
+    weight: Tensor, hessian: Tensor, first: QuantizedWeight, second: QuantizedWeight
+) -> QuantizedWeight:
+    """Row by row, with the least error."""
+    errors = [hessian_error(weight, found, hessian) for found in (first, second)]
+    return rows_of(first, second, errors[0] < errors[1])
 
 
 def _through(weight: Tensor, grid: Grid, scale: Tensor, zero: Tensor | None) -> Tensor:
