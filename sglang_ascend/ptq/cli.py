@@ -44,8 +44,8 @@ def quantize(
     recipe: Annotated[
         str,
         typer.Option(
-            help="w8a8, w8a8-mixed, w8a8-head, w8a16, w4a8, fp8, or a YAML file in ModelSlim's "
-            "words."
+            help="w8a8, w8a8-flex, w8a8-mixed, w8a8-head, w8a16, w4a8, fp8, or a YAML file in "
+            "ModelSlim's words."
         ),
     ],
     out: Annotated[Path, typer.Option(help="The new folder; it appears when it is complete.")],
@@ -56,11 +56,15 @@ def quantize(
     calibrate: Annotated[
         str, typer.Option(help="Sets and ratios of these, such as code:0.4,own:0.3,zh.jsonl:0.3.")
     ] = "own:1",
+    smoothing: Annotated[
+        Path | None, typer.Option(help="A folder written before: its scales, not searched anew.")
+    ] = None,
     threads: ThreadsOption = 1,
 ) -> None:
     """Quantize a checkpoint and its MTP layer; serve the result like any other.
 
     - **w8a8**: int8 weights per channel, int8 inputs per token.
+    - **w8a8-flex**: as w8a8, after FlexSmoothQuant.
     - **w8a8-mixed**: as w8a8, but inputs stay float where int8 would cost more than FP8 does.
     - **w8a8-head**: and the head, which a tied checkpoint gets as a tensor of its own.
     - **w8a16**: int8 weights, inputs as they are.
@@ -84,15 +88,16 @@ def quantize(
     from sglang_ascend.quantization.recipe import read_recipe
 
     with refusals(ValueError):
-        task = Quantization(folder, read_recipe(recipe), out, seed, calibration_texts, calibrate)
+        task = Quantization(
+            folder, read_recipe(recipe), out, seed, calibration_texts, calibrate, smoothing
+        )
         with tqdm(total=task.num_steps, unit=" layers") as bar:
 
             def step(name: str) -> None:
                 bar.set_postfix_str(name)
                 bar.update()
 
-            summary = task.run(step)
-    _report(summary, out)
+            _report(task.run(step), out)
     typer.echo(out)
 
 

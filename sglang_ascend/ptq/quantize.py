@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear, walked
+from sglang_ascend.ptq.folding import side_file
+from sglang_ascend.ptq.folding.smooth import folded, smoothings, widths
 from sglang_ascend.ptq.layers import Layers, linears
 from sglang_ascend.ptq.mixture.sets import OWN_ONLY, Mixture
 from sglang_ascend.ptq.progress import Partial
@@ -21,8 +23,14 @@ from sglang_ascend.ptq.solved import quantized_view
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.convert import convert
-from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, write_side_file
+from sglang_ascend.quantization.layouts.ours import (
+    SIDE_FILE,
+    read_side_file,
+    sha256,
+    write_side_file,
+)
 from sglang_ascend.quantization.recipe import QConfig, Recipe
+from sglang_ascend.quantization.transforms.process import FlexSmooth
 from sglang_ascend.quantization.weight import HEAD, WEIGHT_ONLY
 from sglang_ascend.quantization.writers import make_writer
 from sglang_ascend.training.targets.families import Target
@@ -51,6 +59,7 @@ class Quantization:
         out: the new folder; unfinished layers lie in `out` + ".partial".
         seed, num_texts: of the calibration text.
         calibrate: sets and ratios of the text (see `Mixture`).
+        smoothing: a folder that `run` wrote, whose scales are folded in place of searched ones.
 
     Raises:
         CheckpointError: the source is quantized, incomplete or of an unknown family, or the recipe
@@ -66,6 +75,7 @@ class Quantization:
         seed: int = 0,
         num_texts: int = 128,
         calibrate: str = OWN_ONLY,
+        smoothing: Path | None = None,
     ) -> None:
         self.target, self.recipe, self.out = Target.open(folder), recipe, out
         self.layers = Layers(self.target, Weights(folder))
@@ -82,9 +92,12 @@ class Quantization:
                 "give it method minmax and inputs per_token or none"
             )
         asked = [scheme for schemes in self.schemes for scheme in schemes.values()]
-        self.mixture = None
-        if any(scheme.calibrated for scheme in asked):
-            is_fitted = any(scheme.fitted for scheme in asked)
+        if smoothing is not None and recipe.smoothing is None:
+            raise ValueError(f"recipe {recipe.name} smooths nothing; leave out --smoothing")
+        self.smoothing, self.mixture = smoothing, None
+        self.searches = recipe.smoothing is not None and smoothing is None
+        if self.searches or any(scheme.calibrated for scheme in asked):
+            is_fitted = self.searches or any(scheme.fitted for scheme in asked)
             used = num_texts if is_fitted else min(num_texts, JUDGING_TEXTS)
             self.mixture = Mixture(calibrate, used, seed)
         elif calibrate != OWN_ONLY:
@@ -123,10 +136,29 @@ class Quantization:
             return self._summary(already_done=True)
         partial = Partial(self.out.with_name(self.out.name + ".partial"), self.task)
         with torch.inference_mode():
+            if self.recipe.smoothing is not None:
+                scales = self._scales(partial, self.recipe.smoothing, progress)
+                whole = folded(self.layers, self.schemes, self.recipe.smoothing, scales)
+                self.layers = Layers(self.target, Weights(whole))
             self._solve(partial, progress)
         self._write(partial)
         progress("written")
         return self._summary(already_done=False)
+
+    def _scales(
+        self, partial: Partial, rule: FlexSmooth, progress: Callable[[str], object]
+    ) -> dict[str, Tensor]:
+        """By pair; what was searched before, or is given, is read."""
+        place = partial.folder / side_file.FOLDER
+        source = self.smoothing / side_file.FOLDER if self.smoothing else place
+        model, words = side_file.model_hashes(self.target.folder), rule.model_dump(mode="json")
+        if self.searches and not (place / side_file.FOUND).exists():
+            found = smoothings(self.layers, self.schemes, rule, self._text(partial), progress)
+        else:
+            sizes = widths(self.layers, self.schemes, rule)
+            found = side_file.read(source, sizes, model, words)
+        side_file.write(place, found, model, words)
+        return {name: one.scale for name, one in found.items()}
 
     def _summary(self, already_done: bool) -> Summary:
         """From the finished checkpoint, which says whose inputs stayed float."""
@@ -168,7 +200,8 @@ class Quantization:
     @property
     def num_steps(self) -> int:
         """Calls of `progress` in a whole run."""
-        return self.num_parts + (self.head_scheme is not None) + 1
+        passes = 2 if self.searches else 1
+        return passes * self.num_parts + (self.head_scheme is not None) + 1
 
     @property
     def task(self) -> dict[str, Any]:
@@ -180,7 +213,11 @@ class Quantization:
     @property
     def record(self) -> dict[str, Any]:
         """The part of `task` that the finished checkpoint says of itself."""
-        return {
+        scales = {}
+        if self.smoothing is not None:
+            path = self.smoothing / side_file.FOLDER / side_file.SCALES
+            scales = {"scales_sha256": sha256(path)}
+        return scales | {
             "name": self.recipe.name,
             "spec": self.recipe.spec.model_dump(mode="json"),
             "calibration": self.mixture.manifest if self.mixture else None,
@@ -244,11 +281,13 @@ class Quantization:
         """All layers as one checkpoint, complete before it gets its name."""
         whole = partial.folder / "whole"
         shutil.rmtree(whole, ignore_errors=True)
-        source = quantized_view(Checkpoint.open(self.target.folder), partial.modules())
+        source = quantized_view(self.layers.weights.checkpoint, partial.modules())
         weights = [scheme.weight for scheme in self._used()]
         is_fp8 = all(w.dtype == "fp8_e4m3" and w.scope == "per_block" for w in weights)
         writer = make_writer("fp8" if is_fp8 else "modelslim", source.layout)
         convert(source, whole, writer)
+        if self.recipe.smoothing is not None:
+            shutil.copytree(partial.folder / side_file.FOLDER, whole / side_file.FOLDER)
         if writer.name == "modelslim":
             write_side_file(whole, self.record)
         whole.rename(self.out)

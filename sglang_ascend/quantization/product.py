@@ -82,7 +82,7 @@ def prepare_grouped(
         raise ValueError("experts of one layer are quantized in several ways: quantize them alike.")
     if _is_emulated(first):
         product = _of_floats([weight.dequantize() for weight in quantized], dtype)
-        return lambda rows, counts: product(_rounded(rows, first.input_rule), counts)
+        return lambda rows, counts: product(rounded_inputs(rows, first.input_rule), counts)
     for weight in quantized:
         _check_grouped(weight)
     codes = torch.stack([weight.codes for weight in quantized])
@@ -148,12 +148,12 @@ def _emulated(weight: QuantizedWeight, dtype: torch.dtype | None) -> Product:
     values = values if dtype is None else values.to(dtype)
 
     def product(x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return torch.nn.functional.linear(_rounded(x, rule).to(values.dtype), values, bias)
+        return torch.nn.functional.linear(rounded_inputs(x, rule).to(values.dtype), values, bias)
 
     return product
 
 
-def _rounded(x: Tensor, rule: InputRule) -> Tensor:
+def rounded_inputs(x: Tensor, rule: InputRule) -> Tensor:
     """`x` at the nearest numbers of `rule`, each group of columns of a row with its own scale."""
     if rule.kind == InputKind.NONE:
         return x

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from sglang_ascend.quantization.formats import FORMATS, NumberFormat
 from sglang_ascend.quantization.solve import Grid
+from sglang_ascend.quantization.transforms.process import FlexSmooth
 from sglang_ascend.quantization.weight import HEAD
 
 BUILT_IN = Path(__file__).parent / "recipes"
@@ -217,7 +218,9 @@ class Spec(BaseModel):
     """`spec`; ModelSlim's `runner`, `dataset` and `save` are its own business and are ignored."""
 
     model_config = ConfigDict(frozen=True)
-    process: list[Annotated[LinearQuant | Group, Field(discriminator="type")]] = Field(min_length=1)
+    process: list[Annotated[LinearQuant | Group | FlexSmooth, Field(discriminator="type")]] = Field(
+        min_length=1
+    )
 
 
 class Recipe(BaseModel):
@@ -230,7 +233,7 @@ class Recipe(BaseModel):
 
     def scheme(self, module: str) -> QConfig | None:
         """Of the linear `module`, from the first process that matches it; None leaves it float."""
-        found = (process.scheme(module) for process in self.spec.process)
+        found = (p.scheme(module) for p in self.spec.process if not isinstance(p, FlexSmooth))
         return next((scheme for scheme in found if scheme), None)
 
     @property
@@ -241,8 +244,12 @@ class Recipe(BaseModel):
     @property
     def rules(self) -> list[LinearQuant]:
         """Every `linear_quant`, alone or in a group."""
-        process = self.spec.process
+        process = [p for p in self.spec.process if not isinstance(p, FlexSmooth)]
         return [r for p in process for r in (p.configs if isinstance(p, Group) else [p])]
+
+    @property
+    def smoothing(self) -> FlexSmooth | None:
+        return next((p for p in self.spec.process if isinstance(p, FlexSmooth)), None)
 
 
 def built_in_names() -> list[str]:

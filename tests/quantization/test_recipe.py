@@ -40,6 +40,7 @@ spec:
     ("name", "schemes"),
     [
         ("w8a8", ["W8A8", None, "W8A8", "W8A8"]),
+        ("w8a8-flex", ["W8A8", None, "W8A8", "W8A8"]),
         ("w8a8-mixed", ["W8A8", None, "W8A8", "W8A8"]),
         ("w8a8-head", ["W8A8", None, "W8A8", "W8A8"]),
         ("w8a16", ["W8A16", None, "W8A16", "W8A16"]),
@@ -50,7 +51,7 @@ spec:
 def test_the_built_in_recipes_say_what_their_names_say(name, schemes):
     found = [read_recipe(name).scheme(module) for module in (ATTENTION, ABSORBED, EXPERT, SHARED)]
     assert [scheme and scheme.name for scheme in found] == schemes
-    known = ["fp8", "w4a8", "w8a16", "w8a8", "w8a8-head", "w8a8-mixed"]
+    known = ["fp8", "w4a8", "w8a16", "w8a8", "w8a8-flex", "w8a8-head", "w8a8-mixed"]
     assert built_in_names() == known
 
 
@@ -143,6 +144,7 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(text, reason):
 
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
-        RecipeError, match="neither one of fp8, w4a8, w8a16, w8a8, w8a8-head, w8a8-mixed nor a"
+        RecipeError,
+        match="neither one of fp8, w4a8, w8a16, w8a8, w8a8-flex, w8a8-head, w8a8-mixed nor a",
     ):
         read_recipe("w2a2")

@@ -1,0 +1,1 @@
+"""Transforms of float weights that are folded into their neighbours before quantization."""

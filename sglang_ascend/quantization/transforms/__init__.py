@@ -1,0 +1,1 @@
+"""Transforms that leave a float model's outputs as they are and make it easier to quantize."""
