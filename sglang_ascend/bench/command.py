@@ -42,6 +42,9 @@ def bench(
     ),
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest reply.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Of every request; above 0 replies are drawn.")
+    ] = 0.0,
     out: Annotated[Path, typer.Option(help="OUT.json and OUT.svg are written.")] = Path("bench"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON on stdout too.")] = False,
 ) -> None:
@@ -49,11 +52,13 @@ def bench(
 
     - **--model** starts one server without speculation and one with MTP (one for each --num-steps)
       on 127.0.0.1, and stops them. **--url** asks a server that runs, **--plain-url** the one that
-      it is compared with. Servers take turns on the same greedy prompts, in alternating order.
+      it is compared with. Servers take turns on the same prompts, in alternating order.
     - A speedup is the median of the rounds' ratios, with a 95 % bootstrap interval. Replies that
       loop (more than a quarter of their 4-grams are repetitions) are reported apart, as `looping`.
     - Acceptance length is given for K = 1 to 8 as far as servers draft: measured where a server
       has that K, else cut from the longer chains of another, which is an estimate.
+    - Replies drawn at a **--temperature** above 0 differ from server to server;
+      `--server-args --speculative-use-rejection-sampling` draws the drafts as well.
     - **--compare A B** sets two reports side by side, prompt by prompt, or two running servers.
 
     Example: `sglang-ascend bench --model smollm2-mtp --out smollm2`
@@ -73,7 +78,7 @@ def bench(
             report = run.compare_reports({"a": Path(compare[0]), "b": Path(compare[1])})
         else:
             with addresses(url, plain_url, model, num_steps, server_args, compare) as urls:
-                report = run.measure_tasks(urls, tasks, max_new_tokens, batch, model)
+                report = run.measure_tasks(urls, tasks, max_new_tokens, batch, temperature, model)
         write(report, out)
     if as_json:
         typer.echo(json.dumps(report, indent=1))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Measured:
-    """Greedy replies to prompts that were sent at once, and the time of them all."""
+    """Replies to prompts that were sent at once, and the time of them all."""
 
     seconds: float
     replies: Sequence[Reply]
@@ -102,11 +103,14 @@ class Round:
         return cls(row["task"], row["first"], samples)
 
 
-def measure(client: Client, prompts: Sequence[str], max_new_tokens: int) -> Measured:
-    """Greedy replies to all prompts, sent at once."""
+def measure(
+    client: Client, prompts: Sequence[str], max_new_tokens: int, temperature: float = 0.0
+) -> Measured:
+    """Replies to all prompts, sent at once; greedy ones at temperature 0."""
     start = time.perf_counter()
     with ThreadPoolExecutor(len(prompts)) as pool:
-        replies = list(pool.map(lambda prompt: client.chat(prompt, max_new_tokens, 0.0), prompts))
+        ask = partial(client.chat, max_new_tokens=max_new_tokens, temperature=temperature)
+        replies = list(pool.map(ask, prompts))
     return Measured(time.perf_counter() - start, replies)
 
 
@@ -148,6 +152,7 @@ def run_tasks(
     tasks: Mapping[str, Sequence[str]],
     max_new_tokens: int,
     batch: int = 1,
+    temperature: float = 0.0,
 ) -> Iterator[Round]:
     """Every task's prompts once, ``batch`` of them at a time; the last may be fewer."""
     places = [
@@ -155,7 +160,7 @@ def run_tasks(
     ]
     groups = [tasks[task][first : first + batch] for task, first in places]
     results = alternate(
-        clients, lambda client, group: measure(client, group, max_new_tokens), groups
+        clients, lambda client, group: measure(client, group, max_new_tokens, temperature), groups
     )
     for (task, first), result in zip(places, results, strict=True):
         yield Round(task, first, {name: Sample.of(one) for name, one in result.items()})

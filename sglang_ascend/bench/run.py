@@ -61,6 +61,7 @@ def measure_tasks(
     tasks: Mapping[str, Sequence[str]],
     max_new_tokens: int,
     batch: int = 1,
+    temperature: float = 0.0,
     model: str | None = None,
 ) -> dict[str, Any]:
     """The report; the servers are `plain` and `mtp`, one of them, or `a` and `b`."""
@@ -68,7 +69,7 @@ def measure_tasks(
     infos = {name: client.info() for name, client in clients.items()}
     model = model or Path(next(iter(infos.values()))["model_path"]).name
     total = sum(-(-len(prompts) // batch) for prompts in tasks.values())
-    running = run_tasks(clients, tasks, max_new_tokens, batch)
+    running = run_tasks(clients, tasks, max_new_tokens, batch, temperature)
     rounds = list(track(running, "rounds", total=total, console=console))
     return {
         "machine": describe_machine(),
@@ -76,6 +77,7 @@ def measure_tasks(
         "model": model,
         "max_new_tokens": max_new_tokens,
         "batch": batch,
+        "temperature": temperature,
         "servers": {
             name: {"url": addresses[name], **{key: info.get(key) for key in SAID}}
             for name, info in infos.items()
@@ -93,14 +95,14 @@ def compare_reports(paths: Mapping[str, Path]) -> dict[str, Any]:
     try:
         reports = {name: json.loads(path.read_text("utf-8")) for name, path in paths.items()}
         rounds = paired(reports)
+        one, other = reports.values()
+        same = {key: one[key] for key in ("max_new_tokens", "batch")}
+        both = {
+            key: one[key] if one[key] == other[key] else f"{one[key]} | {other[key]}"
+            for key in ("machine", "code", "model", "temperature")
+        }
     except (KeyError, TypeError) as error:
         raise ValueError(f"these are not two reports of sglang-ascend bench: {error!r}.") from None
-    one, other = reports.values()
-    same = {key: one[key] for key in ("max_new_tokens", "batch")}
-    both = {
-        key: one[key] if one[key] == other[key] else f"{one[key]} | {other[key]}"
-        for key in ("machine", "code", "model")
-    }
     servers = {name: report["servers"][report["main"]] for name, report in reports.items()}
     return {**both, **same, "servers": servers, **_figures(rounds)}
 

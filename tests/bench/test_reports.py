@@ -34,9 +34,10 @@ def rounds(scale: float = 1.0) -> list[Round]:
             Round("code", 1, both), Round("chinese", 0, both)]  # fmt: skip
 
 
-def written(path: Path, found: list[Round]) -> Path:
+def written(path: Path, found: list[Round], temperature: float = 0.0) -> Path:
     servers = {name: {"url": "http://x"} for name in found[0].samples}
     report = {"machine": "a machine", "code": "c", "model": "m", "max_new_tokens": 8, "batch": 1}
+    report["temperature"] = temperature
     figures = summarise(found, "plain", "mtp")
     report |= {"servers": servers, "baseline": "plain", "main": "mtp", **figures}
     path.write_text(json.dumps(report | {"rounds": [asdict(one) for one in found]}))
@@ -88,12 +89,13 @@ def bench(*words: str) -> tuple[int, str, str]:
 
 def test_two_reports_are_compared_prompt_by_prompt(tmp_path):
     before = written(tmp_path / "before.json", rounds())
-    after = written(tmp_path / "after.json", rounds(scale=1.25)[::-1])
+    after = written(tmp_path / "after.json", rounds(scale=1.25)[::-1], temperature=0.7)
     out = tmp_path / "compared"
     code, stdout, said = bench("--compare", str(before), str(after), "--out", str(out), "--json")
     assert code == 0, said
     report = json.loads(stdout)
     assert report == json.loads((tmp_path / "compared.json").read_text())
+    assert report["temperature"] == "0.0 | 0.7"
     for row in (*report["tasks"].values(), report["mean"]):
         assert row["speedup"] in (None, pytest.approx(1.25))
     assert report["tasks"]["qa"]["speedup_low"] == pytest.approx(1.25)

@@ -77,3 +77,7 @@ def test_bench_gives_the_figures_of_both_servers(pair, model, tmp_path):
     assert list(compared["servers"]) == ["a", "b"]
     alone = json.loads(ask("bench", "--url", pair[1].url, *words).stdout)
     assert alone["baseline"] is None and "speedup" not in alone["mean"]
+    greedy = alone["acceptance"]["mtp"]["per_position"][0]
+    hot = ["--url", pair[1].url, *words, "--temperature", "9"]  # all but uniform draws
+    drawn = json.loads(ask("bench", *hot).stdout)
+    assert drawn["temperature"] == 9 and drawn["acceptance"]["mtp"]["per_position"][0] < greedy
