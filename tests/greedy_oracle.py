@@ -21,10 +21,20 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import DeepseekV3ForCausalLM, Qwen2ForCausalLM
+from transformers import (
+    DeepseekV3ForCausalLM,
+    Glm4MoeForCausalLM,
+    Glm4MoeLiteForCausalLM,
+    Qwen2ForCausalLM,
+)
 
 # MiMo is Qwen2 with an MTP layer, which the oracle does not need.
-CLASSES = {"qwen2": Qwen2ForCausalLM, "deepseek_v3": DeepseekV3ForCausalLM}
+CLASSES = {
+    "qwen2": Qwen2ForCausalLM,
+    "deepseek_v3": DeepseekV3ForCausalLM,
+    "glm4_moe": Glm4MoeForCausalLM,
+    "glm4_moe_lite": Glm4MoeLiteForCausalLM,
+}
 
 
 @dataclass(frozen=True)
@@ -37,7 +47,7 @@ class Judgement:
 class Oracle:
     def __init__(self, folder: Path) -> None:
         model_type = json.loads((folder / "config.json").read_text())["model_type"]
-        self.has_experts = model_type == "deepseek_v3"
+        self.has_experts = model_type != "qwen2"
         self.models = {
             dtype: CLASSES[model_type].from_pretrained(folder, dtype=dtype).eval()
             for dtype in (torch.bfloat16, torch.float32)

@@ -60,6 +60,7 @@ FAMILIES = {
         EXPERTS | GROUPED | {"head_dim": 8, "use_qk_norm": True, "attention_bias": True},
         CHATML,
     ),
+    "Glm4MoeLiteForCausalLM": ("Glm4MoeLite", EXPERTS | LATENT, CHATML),
 }
 # No family of its own: it is served as MiMo.
 LLAMA = {"LlamaForCausalLM": ("Llama", GROUPED, CHATML)}

@@ -20,16 +20,17 @@ MAX_LAYERS = 4096
 class Family:
     """One row of the table; n is num_hidden_layers.
 
-    | architecture           | drafts as                  | MTP layer          | layer type  |
-    |------------------------|----------------------------|--------------------|-------------|
-    | MiMoForCausalLM        | MiMoMTP                    | model.mtp_layers.0 | Qwen2       |
-    | DeepseekV3ForCausalLM  | DeepseekV3ForCausalLMNextN | model.layers.{n}   | DeepSeek-V2 |
-    | DeepseekV32ForCausalLM | DeepseekV3ForCausalLMNextN | model.layers.{n}   | DeepSeek-V2 |
-    | Glm4MoeForCausalLM     | Glm4MoeForCausalLMNextN    | model.layers.{n}   | GLM-4 MoE   |
+    | architecture           | drafts as                   | MTP layer          | layer type    |
+    |------------------------|-----------------------------|--------------------|---------------|
+    | MiMoForCausalLM        | MiMoMTP                     | model.mtp_layers.0 | Qwen2         |
+    | DeepseekV3ForCausalLM  | DeepseekV3ForCausalLMNextN  | model.layers.{n}   | DeepSeek-V2   |
+    | DeepseekV32ForCausalLM | DeepseekV3ForCausalLMNextN  | model.layers.{n}   | DeepSeek-V2   |
+    | Glm4MoeForCausalLM     | Glm4MoeForCausalLMNextN     | model.layers.{n}   | GLM-4 MoE     |
+    | Glm4MoeLiteForCausalLM | Glm4MoeLiteForCausalLMNextN | model.layers.{n}   | GLM-4.7 Flash |
 
-    Source: models/{mimo_mtp,deepseek_nextn,glm4_moe_nextn}.py and configs/model_config.py of
-    SGLang 0.5.23. DeepseekV2ForCausalLM is no row: SGLang has no NextN class for it and would load
-    the whole model as its own draft.
+    Source: models/{mimo_mtp,deepseek_nextn,glm4_moe_nextn,glm4_moe_lite_nextn}.py and
+    configs/model_config.py of SGLang 0.5.23. DeepseekV2ForCausalLM is no row: SGLang has no NextN
+    class for it and would load the whole model as its own draft.
 
     Attributes:
         architecture: the target's name in config.json.
@@ -86,6 +87,17 @@ FAMILIES = (
         model_types=("glm4_moe",),
         mtp_prefix="model.layers.{num_hidden_layers}",
         layer=layers.glm4_moe_layer,
+        is_sparse=layers.glm4_moe_sparse,
+        mtp_is_sparse=True,
+        projection="eh_proj.weight",
+        norms=("enorm", "hnorm", "shared_head.norm"),
+    ),
+    Family(
+        architecture="Glm4MoeLiteForCausalLM",
+        draft_architecture="Glm4MoeLiteForCausalLMNextN",
+        model_types=("glm4_moe_lite",),
+        mtp_prefix="model.layers.{num_hidden_layers}",
+        layer=layers.glm4_moe_lite_layer,
         is_sparse=layers.glm4_moe_sparse,
         mtp_is_sparse=True,
         projection="eh_proj.weight",

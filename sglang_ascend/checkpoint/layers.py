@@ -61,6 +61,16 @@ def deepseek_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
     yield from _layer_norms(config)
 
 
+def glm4_moe_lite_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
+    """Glm4MoeLiteDecoderLayer: latent attention (MLA), and a dense or an expert MLP."""
+    yield from _latent_attention(config)
+    if sparse:
+        yield from _expert_mlp(config, router_biased=True, fusable=False)
+    else:
+        yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
+    yield from _layer_norms(config)
+
+
 def glm4_moe_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
     """Glm4MoeDecoderLayer: grouped-query attention, and a dense or an expert MLP."""
     yield from _grouped_query_attention(config, biased=config.flag("attention_bias"))

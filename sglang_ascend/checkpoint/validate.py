@@ -24,6 +24,7 @@ from sglang_ascend.checkpoint.layers import Expected
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.shards import read_tensors
 from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modules_of
+from sglang_ascend.checkpoint.unserved import needs
 from sglang_ascend.checkpoint.values import refuse_all_zero, refuse_not_finite
 
 MODEL_FLAG = "--model-path"
@@ -145,6 +146,12 @@ def _family(flag: str, config: ModelConfig) -> Family:
     if family is not None:
         return family
     known = ", ".join(family.architecture for family in FAMILIES)
+    if (what := needs(config.architecture)) is not None:
+        raise CheckpointError(
+            f"{flag} {shown(config.path.parent)} is a {config.architecture}, whose MTP layer is "
+            f"not served: that needs {what} (served are {known}); leave out "
+            "--speculative-algorithm"
+        )
     remedy = f"pass a checkpoint with an MTP layer, or the folder of one as {DRAFT_FLAG}"
     if flag == DRAFT_FLAG:
         remedy = (

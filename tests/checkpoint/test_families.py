@@ -57,6 +57,11 @@ CASES = {
         "glm4_moe.Glm4Moe",
         {"num_key_value_heads": 2, "head_dim": 10, "attention_bias": True, "use_qk_norm": True},
     ),
+    "glm lite": (
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite.Glm4MoeLite",
+        {**LATENT, "q_lora_rank": 18},
+    ),
     "glm, plain": (
         "Glm4MoeForCausalLM",
         "glm4_moe.Glm4Moe",

@@ -69,6 +69,11 @@ CASES: dict[str, tuple[str, Mutation, tuple[str, ...]]] = {
         config_with(architectures=["LlamaForCausalLM"]),
         ("--model-path", "LlamaForCausalLM", "pass a checkpoint with an MTP layer"),
     ),
+    "an MTP layer that is not served": (
+        "mimo",
+        config_with(architectures=["Qwen3NextForCausalLM"]),
+        ("--model-path", "needs a recurrent state", "leave out --speculative-algorithm"),
+    ),
     "MTP layer alone as the model": (
         "mimo",
         config_with(architectures=["MiMoMTP"]),

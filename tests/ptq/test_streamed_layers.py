@@ -62,6 +62,7 @@ def test_one_decoder_layer_is_in_memory_at_a_time(with_mtp, monkeypatch):
         return build(index)
 
     monkeypatch.setattr(layers, "decoder", counted)
+    gc.collect()
     before = sum(type(held) is kind for held in gc.get_objects())
     with torch.inference_mode():
         layers.final_hidden(sequences(target.config.size("vocab_size")))

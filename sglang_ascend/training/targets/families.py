@@ -32,7 +32,7 @@ Tensor = torch.Tensor
 class Trainable:
     """What an MTP layer computes beside its decoder layer.
 
-    Source: models/{mimo_mtp,deepseek_nextn,glm4_moe_nextn}.py of SGLang 0.5.23.
+    Source: models/{mimo_mtp,deepseek_nextn,glm4_moe_nextn,glm4_moe_lite_nextn}.py of SGLang 0.5.23.
 
     Attributes:
         model_class: the class of transformers whose decoder layer the family uses.
@@ -49,6 +49,7 @@ TRAINABLE = {
     "MiMoForCausalLM": Trainable("Qwen2ForCausalLM", hidden_first=True, drops_first_token=True),
     "DeepseekV3ForCausalLM": Trainable("DeepseekV3ForCausalLM", False, False),
     "Glm4MoeForCausalLM": Trainable("Glm4MoeForCausalLM", False, False),
+    "Glm4MoeLiteForCausalLM": Trainable("Glm4MoeLiteForCausalLM", False, False),
 }
 ATTENTION = "grouped"  # the name under which transformers finds `grouped_attention`
 # A model without an MTP layer, and the architecture that it is served as once it has one.
@@ -175,6 +176,8 @@ class Target:
         """transformers' config, for attention and experts by plain PyTorch."""
         config = self.model_class.config_class.from_dict(dict(self.config.fields))
         config._attn_implementation, config._experts_implementation = ATTENTION, "eager"
+        if kinds := getattr(config, "mlp_layer_types", None):  # of the MTP layer too
+            config.mlp_layer_types = [*kinds, "sparse" if self.family.mtp_is_sparse else "dense"]
         return config
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:

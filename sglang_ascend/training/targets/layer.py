@@ -36,7 +36,7 @@ class MTPLayer(nn.Module):
         self.token_norm = norm(size, eps=config.rms_norm_eps)
         self.hidden_norm = norm(size, eps=config.rms_norm_eps)
         self.projection = nn.Linear(2 * size, size, bias=False)
-        # transformers gives experts to the layers from `first_k_dense_replace` on.
+        # transformers gives experts by a layer's index: this one's is behind the target's last.
         index = config.num_hidden_layers if family.mtp_is_sparse else 0
         self.block = type(model.layers[0])(config, index)
         self.final_norm = norm(size, eps=config.rms_norm_eps)
