@@ -12,7 +12,9 @@ import typer
 
 from sglang_ascend.bench.options import (
     ModelOption,
+    NumPromptsOption,
     ServerArgsOption,
+    TemperatureOption,
     model_folder,
     refusals,
     server_url,
@@ -37,14 +39,10 @@ def bench(
     prompts: Annotated[
         Path | None, typer.Option(help='Your own: a JSON list of {"domain", "prompt"}.')
     ] = None,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="Of each task; default all.")] = (
-        None
-    ),
+    num_prompts: NumPromptsOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest reply.")] = 128,
     batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1,
-    temperature: Annotated[
-        float, typer.Option(min=0, help="Of every request; above 0 replies are drawn.")
-    ] = 0.0,
+    temperature: TemperatureOption = 0.0,
     out: Annotated[Path, typer.Option(help="OUT.json and OUT.svg are written.")] = Path("bench"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON on stdout too.")] = False,
 ) -> None:
@@ -57,8 +55,6 @@ def bench(
       loop (more than a quarter of their 4-grams are repetitions) are reported apart, as `looping`.
     - Acceptance length is given for K = 1 to 8 as far as servers draft: measured where a server
       has that K, else cut from the longer chains of another, which is an estimate.
-    - Replies drawn at a **--temperature** above 0 differ from server to server;
-      `--server-args --speculative-use-rejection-sampling` draws the drafts as well.
     - **--compare A B** sets two reports side by side, prompt by prompt, or two running servers.
 
     Example: `sglang-ascend bench --model smollm2-mtp --out smollm2`

@@ -20,6 +20,13 @@ ServerArgsOption = Annotated[
     str, typer.Option(help='Flags of SGLang for what is started, such as "--dtype float32".')
 ]
 
+NumPromptsOption = Annotated[int | None, typer.Option(min=1, help="Of each task; default all.")]
+
+TemperatureOption = Annotated[
+    float,
+    typer.Option(min=0, help="Above 0 replies are drawn, and differ from server to server."),
+]
+
 
 @contextmanager
 def refusals() -> Iterator[None]:
