@@ -127,9 +127,12 @@ class Batch:
         (query, query_rope), (latent, rope) = ([half.contiguous() for half in of] for of in halves)
         return (query, latent), {"rope_cache": rope, "query_rope": query_rope}
 
-    def mla(self, query=None, name=None, table=None, apart=False):
+    def mla(self, query=None, name=None, table=None, apart=False, query_apart=False):
         """By one implementation, or as the operator chooses."""
         operands, keywords = self.latent_operands(query, apart)
+        if query_apart:
+            query, rope = operands[0].tensor_split([self.rank], dim=-1)
+            operands, keywords = (query, operands[1]), {"query_rope": rope}
         body = attention.paged_mla
         if name is not None:
             body = body.implementation(name)

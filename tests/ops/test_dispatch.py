@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sglang_ascend.ops import attention, chain, layers, linear, quantized, sampling, slots
+from sglang_ascend.ops import attention, chain, experts, layers, linear, quantized, sampling, slots
 from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
 
 WITH_TRITON = {
@@ -22,12 +22,18 @@ BY_TORCH = {
 }
 ON_CPU = {
     "attention.paged_gqa": "numba",
+    "attention.paged_mla": "numba",
     "chain.look_up": "numba",
     "chain.place_draft_decode": "numba",
     "chain.prepare_step": "numba",
     "chain.verify_chain": "numba",
+    "experts.gating": "numba",
+    "experts.grouped_matmul": "numba",
+    "experts.permute": "numba",
+    "experts.unpermute": "numba",
     "layers.add_rms_norm": "numba",
     "layers.rms_norm": "numba",
+    "layers.rotate_interleaved": "numba",
     "layers.rotate_neox": "numba",
     "layers.swiglu": "numba",
     "linear.prepare": "onednn",
@@ -152,7 +158,7 @@ def test_a_test_may_name_an_implementation(op):
 
 
 def test_every_operator_is_listed_under_its_own_name():
-    for module in (attention, chain, layers, linear, quantized, sampling, slots):
+    for module in (attention, chain, experts, layers, linear, quantized, sampling, slots):
         group = module.__name__.rsplit(".", 1)[1]
         defined = {
             f"{group}.{name}": value

@@ -51,6 +51,14 @@ def test_a_norm_divides_by_the_root_mean_square(body, dtype, shape):
     assert not agrees(found, normed(x.double(), weight, power=1))
 
 
+@DTYPES
+def test_a_norm_of_some_columns_reads_them_where_they_lie(dtype):
+    x, weight = noise(5, 60, dtype=dtype)[:, 13:46], noise(33, dtype=dtype, seed=1)
+    assert layers.rms_norm.body_of(x, weight, EPS).name == "numba"
+    found = layers.rms_norm(x, weight, EPS)
+    assert found.is_contiguous() and agrees(found, normed(x.double(), weight))
+
+
 @BODIES
 @DTYPES
 @SHAPES
@@ -104,6 +112,32 @@ def test_a_rotation_by_any_angle_keeps_float32s_precision(body, dtype):
     exact = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     found, _ = layers.rotate_neox.implementation(body)(query, query, positions, cos_sin)
     assert agrees(found, exact)
+
+
+@BODIES
+@DTYPES
+@pytest.mark.parametrize("rotary_dim", [8, 4], ids=["whole", "part"])
+@pytest.mark.parametrize("of_angles", [torch.float32, None], ids=["fp32 cosines", "its own"])
+def test_neighbouring_columns_turn_as_one_number(body, dtype, rotary_dim, of_angles):
+    # As DeepSeek hands them over: columns of each head, and the last columns of a row.
+    query, key = noise(5, 3, 12, dtype=dtype)[..., 4:], noise(5, 20, dtype=dtype)[:, None, 12:]
+    positions, half = torch.tensor([9, 0, 3, 3, 1]), rotary_dim // 2
+    angles = torch.rand(10, half, generator=torch.Generator().manual_seed(1)).double()
+    cos_sin = torch.cat([angles.cos(), angles.sin()], dim=-1).to(of_angles or dtype)
+    found = layers.rotate_interleaved.implementation(body)(query, key, positions, cos_sin)
+    cos, sin = cos_sin.double().chunk(2, dim=-1)
+
+    def exact(x, positions):
+        pairs = torch.view_as_complex(
+            x[..., :rotary_dim].double().unflatten(-1, (half, 2)).contiguous()
+        )
+        pairs = pairs * torch.complex(cos, sin)[positions][:, None]
+        return torch.cat([torch.view_as_real(pairs).flatten(-2), x[..., rotary_dim:]], dim=-1)
+
+    for x, y in zip((query, key), found, strict=True):
+        assert y.dtype == dtype and y.is_contiguous()
+        assert agrees(y, exact(x, positions))
+        assert not agrees(y, exact(x, positions.flip(0)))
 
 
 @BODIES

@@ -23,9 +23,9 @@ PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 16, 128])
 QUERY_LENS = pytest.mark.parametrize("query_len", [1, 2, 4, 16])
 # Triton's interpreter is slow: test_triton_attention.py has lengths that it can be asked for.
 BY_TORCH = [REFERENCE, "torch"]
-GQA_BODIES_ON_CPU = [*BY_TORCH, "numba"]
+BODIES_ON_CPU = [*BY_TORCH, "numba"]
 NAMES = pytest.mark.parametrize("name", BY_TORCH)
-GQA_NAMES = pytest.mark.parametrize("name", GQA_BODIES_ON_CPU)
+UNIFORM_NAMES = pytest.mark.parametrize("name", BODIES_ON_CPU)
 # heads, key heads, dim: groups of 1, 3 and 8 heads; dims of whole vectors, and not.
 GQA_SHAPES = pytest.mark.parametrize(
     "shape", [(4, 4, 16), (9, 3, 64), (8, 1, 32), (6, 2, 72)], ids=str
@@ -41,7 +41,7 @@ PREFILL = {"query_lens": [1, 5, 3, 1, 16, 33], "kv_lens": [1, 5, 10, 40, 129, 33
 @QUERY_LENS
 @GQA_SHAPES
 @DTYPES
-@GQA_NAMES
+@UNIFORM_NAMES
 def test_gqa_rows_are_the_softmax_over_the_keys_before_them(
     name, shape, query_len, page_size, dtype
 ):
@@ -49,7 +49,7 @@ def test_gqa_rows_are_the_softmax_over_the_keys_before_them(
     assert agrees(batch.gqa(name), batch.expected())
 
 
-@NAMES
+@UNIFORM_NAMES
 @DTYPES
 @PAGE_SIZES
 @QUERY_LENS
@@ -88,13 +88,19 @@ def test_the_rope_parts_may_be_tensors_of_their_own(name, page_size):
     assert agrees(prefill.mla_ragged(name, apart=True), prefill.expected())
 
 
+@pytest.mark.parametrize("name", BODIES_ON_CPU)
+def test_the_querys_rope_part_alone_may_be_a_tensor_of_its_own(name):
+    batch = uniform_batch((6, 80, 32), 4, 16, torch.float32, mla=True)
+    assert agrees(batch.mla(name=name, query_apart=True), batch.expected())
+
+
 @PAGE_SIZES
 @pytest.mark.parametrize("query_len", [1, 4])
 def test_long_and_short_contexts_share_a_batch(query_len, page_size):
     lengths = (1500, 1, 700, 33, 1499, 1024)
     gqa = uniform_batch((9, 3, 64), query_len, page_size, torch.float32, lengths=lengths)
     mla = uniform_batch((6, 80, 32), query_len, page_size, torch.float32, True, lengths=lengths)
-    for name in GQA_BODIES_ON_CPU:
+    for name in BODIES_ON_CPU:
         assert agrees(gqa.gqa(name), gqa.expected()), name
     assert agrees(mla.mla(), mla.expected())
 
@@ -111,7 +117,7 @@ def test_the_size_of_the_batch_does_not_matter(batch_size):
     lengths = [4 + (i * 37) % 90 for i in range(batch_size)]
     gqa = uniform_batch((6, 2, 8), 4, 1, torch.float32, lengths=lengths)
     mla = uniform_batch((3, 16, 8), 4, 16, torch.float32, True, lengths=lengths)
-    for name in GQA_BODIES_ON_CPU:
+    for name in BODIES_ON_CPU:
         assert agrees(gqa.gqa(name), gqa.expected()), name
     assert agrees(mla.mla(), mla.expected())
 
@@ -151,7 +157,7 @@ def test_a_mask_off_by_one_would_be_seen(query_len, ahead, monkeypatch):
     assert not agrees(mla.mla(name="torch"), mla.expected())
 
 
-@GQA_NAMES
+@UNIFORM_NAMES
 @DTYPES
 @QUERY_LENS
 def test_a_key_too_few_would_be_seen(query_len, dtype, name):

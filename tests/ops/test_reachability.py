@@ -16,9 +16,8 @@ from sglang_ascend.verify.operators.calls import load_operators
 ROOT = Path(__file__).parents[2]
 # SGLang's own worker and attention serve CUDA: a body for it is a benchmark's.
 SERVED = {"cpu", "npu"}
-# Without a caller today: the gating of experts, which SGLang's models do themselves, and the
-# rounding of inputs, which the integer products call inside ops/.
-KEPT = {"experts.gating", "quantized.quantize_per_token", "quantized.quantize_static"}
+# Without a caller today: the rounding of inputs, which the integer products call inside ops/.
+KEPT = {"quantized.quantize_per_token", "quantized.quantize_static"}
 
 load_operators()
 Modules = Mapping[str, ast.Module]

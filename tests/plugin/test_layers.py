@@ -46,6 +46,12 @@ def rotation(*, head_size: int = 16, rotary_dim: int = 16, is_neox_style: bool =
     return RotaryEmbedding(head_size, rotary_dim, 64, 10_000, is_neox_style, torch.float32)
 
 
+def latent_rotation():
+    from sglang.srt.layers.rotary_embedding.rope_variant import DeepseekScalingRotaryEmbedding
+
+    return DeepseekScalingRotaryEmbedding(16, 16, 64, 10_000, False, 4.0, torch.float32)
+
+
 def activation():
     from sglang.srt.layers.activation import SiluAndMul
 
@@ -60,6 +66,11 @@ CALLS = {
         rotation,
         {"rotary_dim": 8},
         (torch.tensor([5, 0, 62]), noise(3, 64), noise(3, 32)),
+    ),
+    "rotation of neighbours": (
+        latent_rotation,
+        {},
+        (torch.tensor([5, 0, 62]), noise(3, 4, 20)[..., 4:], noise(3, 1, 16)),
     ),
     "activation": (activation, {}, (noise(3, 96),)),
 }
@@ -87,6 +98,11 @@ KEPT = {
         rotation,
         {"is_neox_style": False},
         (torch.tensor([1]), noise(1, 64), noise(1, 32)),
+    ),
+    "shifted positions of neighbours": (
+        latent_rotation,
+        {},
+        (torch.tensor([1]), noise(1, 4, 16), noise(1, 1, 16), torch.tensor([2])),
     ),
     "shifted positions": (
         rotation,

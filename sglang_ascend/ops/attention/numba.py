@@ -1,4 +1,4 @@
-"""Grouped-query attention on CPU, compiled by Numba: the pages are read where they lie.
+"""Grouped-query and latent attention on CPU, compiled by Numba: the pages are read where they lie.
 
 Gathering the keys of a batch first, as PyTorch must, writes and reads them once more. Query rows
 and heads that share a key are rows of one product. Threads take a request at a time, or of few
@@ -33,7 +33,7 @@ BLOCK = 8 * KEYS
 # Products of a query and a key for which one more thread is worth its start.
 PRODUCTS_OF_THREAD = 4096
 # Numbers that describe to the threads what is attended to.
-NUM_PARTS = 19
+NUM_PARTS = 20
 
 
 def accepts(
@@ -66,21 +66,67 @@ def paged_gqa(
     query_len: int,
     page_size: int,
     scale: float,
+    value_dim: int | None = None,
 ) -> torch.Tensor:
-    """``reference.paged_gqa`` of what ``accepts``; weights and sums stay float32."""
+    """``reference.paged_gqa`` of what ``accepts``; weights and sums stay float32. Of each value
+    the first ``value_dim`` columns count, if not all."""
     query = query.contiguous()
-    num_slots, num_kv_heads, value_dim = value_cache.shape
+    num_slots, num_kv_heads, value_width = value_cache.shape
+    value_dim = value_dim or value_width
     output = query.new_empty(*query.shape[:-1], value_dim)
     work: Any = _work_bfloat16 if query.dtype == torch.bfloat16 else _work_float32
+    caches = key_cache.data_ptr(), value_cache.data_ptr(), num_slots, num_kv_heads
     _attend(
         (query.data_ptr(), output.data_ptr(), query_len, *query.shape[1:]),
-        (key_cache.data_ptr(), value_cache.data_ptr(), num_slots, num_kv_heads, value_dim),
+        (*caches, value_width, value_dim),
         (block_table.data_ptr(), block_table.stride(0), page_size),
         (kv_lens.data_ptr(), len(kv_lens)),
         scale,
         (work.address, parallel_region(), num_threads()),
     )
     return output
+
+
+def accepts_latent(
+    query: torch.Tensor,
+    latent_cache: torch.Tensor,
+    *pages: torch.Tensor,
+    rope_cache: torch.Tensor | None = None,
+    query_rope: torch.Tensor | None = None,
+    **sizes: object,
+) -> bool:
+    """As ``accepts``, of a cache in one part; a query may be in two."""
+    return (
+        rope_cache is None
+        and (query_rope is None or query_rope.dtype == query.dtype)
+        and accepts(query, latent_cache, latent_cache, *pages)
+    )
+
+
+def paged_mla(
+    query: torch.Tensor,
+    latent_cache: torch.Tensor,
+    *pages: torch.Tensor,
+    query_len: int,
+    page_size: int,
+    scale: float,
+    kv_lora_rank: int,
+    rope_cache: None = None,
+    query_rope: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``reference.paged_mla``: one key head, whose values are its keys without the rope part."""
+    if query_rope is not None:
+        query = torch.cat([query, query_rope], dim=-1)
+    return paged_gqa(
+        query,
+        latent_cache,
+        latent_cache,
+        *pages,
+        query_len=query_len,
+        page_size=page_size,
+        scale=scale,
+        value_dim=kv_lora_rank,
+    )
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -111,13 +157,13 @@ def _work(address, element):
     job: Any = array_at(address, (NUM_PARTS,), np.int64(0))
     scale = np.float32(job.view(np.float64)[1])
     query, output, query_len, num_heads, dim = job[2:7]
-    key_cache, value_cache, num_slots, num_kv_heads, value_dim = job[7:12]
-    block_table, row_stride, page_size = job[12:15]
-    lengths, batch_size, longest, heads = job[15:19]
+    key_cache, value_cache, num_slots, num_kv_heads, value_width, value_dim = job[7:13]
+    block_table, row_stride, page_size = job[13:16]
+    lengths, batch_size, longest, heads = job[16:20]
     query = array_at(query, (batch_size, query_len, num_heads, dim), element)
     output = array_at(output, (batch_size, query_len, num_heads, value_dim), element)
     key_cache = array_at(key_cache, (num_slots, num_kv_heads, dim), element)
-    value_cache = array_at(value_cache, (num_slots, num_kv_heads, value_dim), element)
+    value_cache = array_at(value_cache, (num_slots, num_kv_heads, value_width), element)
     block_table = array_at(block_table, (batch_size, row_stride), np.int64(0))
     lengths = array_at(lengths, (batch_size,), np.int64(0))
     group = num_heads // num_kv_heads
@@ -141,7 +187,7 @@ def _work(address, element):
                     scaled[h, row, d] = widen(query[b, i, g, d]) * scale
         for j in range(0, length, BLOCK):
             count = min(BLOCK, length - j)
-            _widen(key_cache, first, block_table[b], page_size, j, count, keys)
+            _widen(key_cache, dim, first, block_table[b], page_size, j, count, keys)
             for h in range(heads):
                 _score(scaled[h], keys[h], count, weights[h], j)
         for h in range(heads):
@@ -152,7 +198,7 @@ def _work(address, element):
         attended[:] = 0
         for j in range(0, length, BLOCK):
             count = min(BLOCK, length - j)
-            _widen(value_cache, first, block_table[b], page_size, j, count, values)
+            _widen(value_cache, value_dim, first, block_table[b], page_size, j, count, values)
             for h in range(heads):
                 _add_values(weights[h], j, values[h], count, attended[h])
         for h in range(heads):
@@ -168,13 +214,13 @@ def _padded(size, multiple):
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _widen(cache, first, pages, page_size, start, count, rows):
-    """Positions ``start`` to ``start + count`` of a request in ``rows``."""
+def _widen(cache, dim, first, pages, page_size, start, count, rows):
+    """Positions ``start`` to ``start + count`` of a request in ``rows``: their ``dim`` columns."""
     page, place = start // page_size, start % page_size
     for n in range(count):
         slot = pages[page] * page_size + place
         for h in range(len(rows)):
-            for d in range(cache.shape[2]):
+            for d in range(dim):
                 rows[h, n, d] = widen(cache[slot, first + h, d])
         place += 1
         if place == page_size:

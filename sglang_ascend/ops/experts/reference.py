@@ -84,7 +84,7 @@ def unpermute(copies: torch.Tensor, weights: torch.Tensor, places: torch.Tensor)
 
     Args:
         copies: float [rows * k, width], in the order of ``permute``.
-        weights: [rows, k] in the dtype of ``copies``.
+        weights: [rows, k] in the dtype of ``copies``; on a CPU float32 too.
         places: int32 [rows * k], as ``permute`` gave them.
 
     Returns:

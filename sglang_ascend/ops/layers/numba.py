@@ -11,14 +11,16 @@ from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, 
 
 
 def accepts_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> bool:
-    """float32 or bfloat16 throughout, contiguous."""
-    return x.dtype in FLOATS and weight.dtype == x.dtype and x.is_contiguous()
+    """float32 or bfloat16 throughout; contiguous, or some columns of rows that are."""
+    is_part = x.dim() == 2 and x.stride(1) == 1
+    return x.dtype in FLOATS and weight.dtype == x.dtype and (is_part or x.is_contiguous())
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    output, width = torch.empty_like(x), len(weight)
+    output, width = x.new_empty(x.shape), len(weight)
     _rms_norm(
         x.data_ptr(),
+        x.stride(0) if x.dim() == 2 else width,
         weight.data_ptr(),
         output.data_ptr(),
         x.numel() // width,
@@ -32,8 +34,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def accepts_add_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> bool:
-    """As ``accepts_norm``."""
-    return accepts_norm(x, weight, eps) and residual.dtype == x.dtype and residual.is_contiguous()
+    """float32 or bfloat16 throughout, contiguous."""
+    return (
+        x.dtype in FLOATS
+        and residual.dtype == weight.dtype == x.dtype
+        and x.is_contiguous()
+        and residual.is_contiguous()
+    )
 
 
 def add_rms_norm(
@@ -89,6 +96,37 @@ def rotate_neox(
     return rotated_query, rotated_key
 
 
+def accepts_pairs(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> bool:
+    """float32 or bfloat16, cosines of either; columns of a head lie one behind another."""
+    return (
+        query.dtype in FLOATS
+        and query.dtype == key.dtype
+        and cos_sin.dtype in FLOATS
+        and query.stride(2) == key.stride(2) == 1
+        and positions.dtype == torch.int64
+        and positions.is_contiguous()
+    )
+
+
+def rotate_interleaved(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    rotated = query.new_empty(query.shape), key.new_empty(key.shape)
+    num_rows, num_heads, dim = query.shape
+    element = FLOATS[query.dtype]
+    _rotate_interleaved(
+        (query.data_ptr(), *query.stride()[:2], num_heads, rotated[0].data_ptr()),
+        (key.data_ptr(), *key.stride()[:2], key.shape[1], rotated[1].data_ptr()),
+        (positions.data_ptr(), num_rows, dim),
+        (cos_sin.data_ptr(), *cos_sin.shape),
+        FLOATS[cos_sin.dtype],
+        element,
+    )
+    return rotated
+
+
 def accepts_rows(x: torch.Tensor) -> bool:
     """float32 or bfloat16, contiguous."""
     return x.dtype in FLOATS and x.is_contiguous()
@@ -103,8 +141,8 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 
 
 @numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
-def _rms_norm(x, weight, output, num_rows, width, eps, element):
-    x = array_at(x, (num_rows, width), element)
+def _rms_norm(x, stride, weight, output, num_rows, width, eps, element):
+    x = array_at(x, (num_rows, stride), element)
     weight = array_at(weight, (width,), element)
     output = array_at(output, (num_rows, width), element)
     for row in range(num_rows):
@@ -152,6 +190,31 @@ def _rotate_neox(query, key, positions, cos_sin, num_positions, width, num_rows,
         for row in range(num_rows):
             heads = x[row, : num_heads * dim].reshape(num_heads, dim)
             _turn(heads, cos_sin[positions[row]], y[row])
+
+
+@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+def _rotate_interleaved(query, key, sizes, angles, angle, element):
+    """query and key: (address, elements from row to row and head to head, heads, address of what
+    they become)."""
+    positions, num_rows, dim = sizes
+    positions = array_at(positions, (num_rows,), np.int64(0))
+    cos_sin = array_at(angles[0], (angles[1], angles[2]), angle)
+    half = angles[2] // 2
+    for source, row_stride, head_stride, num_heads, target in (query, key):
+        size = (num_rows - 1) * row_stride + (num_heads - 1) * head_stride + dim
+        x = array_at(source, (size,), element)
+        y = array_at(target, (num_rows, num_heads, dim), element)
+        for row in range(num_rows):
+            of_row = cos_sin[positions[row]]
+            for head in range(num_heads):
+                at = row * row_stride + head * head_stride
+                for d in range(half):
+                    cos, sin = widen(of_row[d]), widen(of_row[half + d])
+                    first, second = widen(x[at + 2 * d]), widen(x[at + 2 * d + 1])
+                    y[row, head, 2 * d] = narrow(first * cos - second * sin, element)
+                    y[row, head, 2 * d + 1] = narrow(second * cos + first * sin, element)
+                for d in range(2 * half, dim):
+                    y[row, head, d] = x[at + d]
 
 
 @numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")

@@ -61,6 +61,22 @@ def rotate_neox(
     return rotate(query), rotate(key)
 
 
+def rotate_interleaved(
+    query: torch.Tensor, key: torch.Tensor, positions: torch.Tensor, cos_sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As ``rotate_neox``, but column 2i turns with column 2i + 1 (the pairing of GPT-J and
+    DeepSeek); ``cos_sin`` may be of another dtype than ``query`` and ``key``."""
+    cos, sin = cos_sin[positions].float()[:, None].chunk(2, dim=-1)
+    width = 2 * cos.shape[-1]
+
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        first, second = x[..., :width:2].float(), x[..., 1:width:2].float()
+        turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return torch.cat((turned.flatten(-2), x[..., width:].float()), dim=-1).to(x.dtype)
+
+    return rotate(query), rotate(key)
+
+
 def swiglu(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up of x = [gate, up]: float [..., 2 * width] -> [..., width], by way of float32
     (Shazeer, arXiv 2002.05202).

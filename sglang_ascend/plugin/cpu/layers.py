@@ -14,15 +14,19 @@ from sglang.kernels.fused_op import BaseFusedOp
 from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.moe.topk import TopK
 from sglang.srt.layers.quantization.unquant import (
     UnquantizedEmbeddingMethod,
+    UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
 )
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+from sglang.srt.layers.rotary_embedding.rope_variant import DeepseekScalingRotaryEmbedding
 
 from sglang_ascend.ops import layers as ops
 from sglang_ascend.ops import linear
 from sglang_ascend.ops.linear.reference import PreparedWeight
+from sglang_ascend.plugin.cpu import experts
 
 
 def register_layers(platform_key: str) -> None:
@@ -30,7 +34,10 @@ def register_layers(platform_key: str) -> None:
     for layer, forward in (
         (RMSNorm, rms_norm),
         (RotaryEmbedding, rotate),
+        (DeepseekScalingRotaryEmbedding, rotate_latent),
         (SiluAndMul, silu_and_mul),
+        (TopK, experts.choose),
+        (UnquantizedFusedMoEMethod, experts.multiply),
     ):
         BaseFusedOp.register_oot_forward(layer, forward, platform_key)
 
@@ -73,6 +80,19 @@ def rotate(
         query.view(heads_of), key.view(heads_of), positions, self.cos_sin_cache
     )
     return rotated[0].view(query.shape), rotated[1].view(key.shape)
+
+
+def rotate_latent(
+    self: DeepseekScalingRotaryEmbedding,
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    offsets: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """query and key [rows, heads, head_dim] -> the same shapes."""
+    if self.is_neox_style or offsets is not None:
+        return self.forward_native(positions, query, key, offsets)
+    return ops.rotate_interleaved(query, key, positions.flatten(), self.cos_sin_cache)
 
 
 def silu_and_mul(self: SiluAndMul, x: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, is_dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sglang_ascend.ops.dispatch import OPS, REFERENCE, Op
+from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
 from sglang_ascend.ops.npu import CheckedCalls
 from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.operators.calls import CALLS, arguments_of, load_operators
@@ -35,7 +36,13 @@ class BoundCall:
 
     @property
     def body(self) -> Callable[..., Any]:
-        return self.op.choose(self.device).function
+        return self.chosen.function
+
+    @cached_property
+    def chosen(self) -> Implementation:
+        """The first body for the device that accepts the call."""
+        args, kwargs = self.prepare(self.device)
+        return self.op.body_of(*args, **kwargs)
 
     def prepare(self, device: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
         call = CALLS[self.op.name]
@@ -44,13 +51,10 @@ class BoundCall:
 
     def declined(self) -> str:
         """Why the reference serves this call here; empty where a body does."""
-        chosen = self.op.choose(self.device)
-        if chosen.name == REFERENCE:
+        first = self.op.choose(self.device)
+        if first.name == REFERENCE:
             return f"no body for {self.device} here: the reference serves"
-        args, kwargs = self.prepare(self.device)
-        return (
-            "" if chosen.accepts(*args, **kwargs) else f"{chosen.name} leaves it to the reference"
-        )
+        return f"{first.name} leaves it to the reference" if self.chosen.name == REFERENCE else ""
 
 
 def bound_calls(device: str) -> Iterator[BoundCall]:
