@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.ptq.served import Emulated
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.weight import QuantizedWeight
 
@@ -25,12 +26,12 @@ class Weights:
     """
 
     def __init__(
-        self, source: Path | Checkpoint, solved: Mapping[str, QuantizedWeight] = NOTHING
+        self, source: Path | Checkpoint, solved: Mapping[str, QuantizedWeight | Emulated] = NOTHING
     ) -> None:
         self.checkpoint = Checkpoint.open(source) if isinstance(source, Path) else source
         self._solved = solved
 
-    def quantized(self, module: str) -> QuantizedWeight | None:
+    def quantized(self, module: str) -> QuantizedWeight | Emulated | None:
         """The weight of linear `module`, None where it is float."""
         if module in self._solved:
             return self._solved[module]

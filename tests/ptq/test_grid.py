@@ -15,7 +15,7 @@ from sglang_ascend.ptq.grid import run as grid_run
 from sglang_ascend.ptq.grid.cells import CELLS, chosen
 from sglang_ascend.ptq.grid.page import figures
 from sglang_ascend.ptq.grid.run import Grid, Options, Scored
-from sglang_ascend.ptq.grid.solve import solve
+from sglang_ascend.ptq.grid.solve import matching, solve
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.text import own_text, read_texts
 from sglang_ascend.ptq.weights import Weights
@@ -59,9 +59,10 @@ def test_the_kl_is_that_of_float64_with_the_decoded_weights(nano, finished):
     for name, others in (("int2 minmax", "int8 minmax"), ("int2 gptq", "int2 minmax")):
         cell = by_name[name].cell
         path = folder / "calibration-0.safetensors"
-        solved = solve(layers, cell.scheme, INCLUDE, [text.tokens for text in read_texts(path)])
-        assert len(solved) == 9
-        by_hand = sum(replies_kl(target, solved, text) for text in texts)
+        solved = solve(layers, cell, INCLUDE, [text.tokens for text in read_texts(path)])
+        held = {name: one for name in matching(layers, INCLUDE) if (one := solved.quantized(name))}
+        assert len(held) == 9
+        by_hand = sum(replies_kl(target, held, text) for text in texts)
         found, other = (sum(s.reply_kl for s in by_name[n].scores) for n in (name, others))
         assert found == pytest.approx(by_hand, rel=1e-3)
         assert other != pytest.approx(by_hand, rel=0.05)  # the control: another cell's weights
@@ -71,9 +72,9 @@ def test_a_finished_cell_is_read_and_not_computed_again(options, finished, monke
     folder, scored = finished
     computed = []
 
-    def solving(layers, scheme, *rest):
-        computed.append(scheme.weight.method)
-        return solve(layers, scheme, *rest)
+    def solving(layers, cell, *rest):
+        computed.append(cell.scheme.weight.method)
+        return solve(layers, cell, *rest)
 
     monkeypatch.setattr(grid_run, "solve", solving)
     cells = [one.cell for one in scored if not one.seed]
@@ -145,9 +146,8 @@ def test_shuffled_statistics_cost_more(nano):
     layers = Layers(target, Weights(nano))
     judge = Judge(nano, own_text(target, 77, 32))
 
-    def kl(scheme, tokens, *shown_as) -> float:
-        solved = solve(layers, scheme, "*.experts.*", tokens, *shown_as)
-        scores = judge.score(nano, Weights(nano, solved)).scores
+    def kl(cell, tokens, *shown_as) -> float:
+        scores = judge.score(nano, solve(layers, cell, "*.experts.*", tokens, *shown_as)).scores
         return sum(s.reply_kl for s in scores) / sum(s.reply_positions for s in scores)
 
     for seed in range(3):
@@ -158,6 +158,6 @@ def test_shuffled_statistics_cost_more(nano):
                 order = torch.Generator().manual_seed(seed)
                 return inputs[:, torch.randperm(inputs.shape[1], generator=order)]
 
-            found, misled = kl(cell.scheme, tokens), kl(cell.scheme, tokens, shuffled)
+            found, misled = kl(cell, tokens), kl(cell, tokens, shuffled)
             print(cell.name, seed, found, misled)
             assert found < misled

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from sglang_ascend.quantization.formats import INT4, INT8
 from sglang_ascend.quantization.recipe import QConfig
+from sglang_ascend.quantization.transforms.process import FlexSmooth
+from sglang_ascend.quantization.weight import PER_TOKEN, InputKind, InputRule
 
 GROUP = 32
 CONTROL = "minmax"
@@ -15,11 +18,23 @@ CONTROL = "minmax"
 
 @dataclass(frozen=True)
 class Cell:
-    """One format by one method; `form` says the weights' and, if they are rounded, the inputs'."""
+    """One format by one method; `form` says the weights' and, if they are rounded, the inputs'.
+
+    Attributes:
+        scheme: of every linear.
+        smoothing: before it, what is folded into the weights.
+        rotated: whether inputs and weights are rotated; in memory only.
+        inputs: what inputs are rounded by in place of the scheme's; in memory only.
+        lut: whether weights are in look-up tables of the scheme's bits instead; in memory only.
+    """
 
     form: str
     method: str
     scheme: QConfig
+    smoothing: FlexSmooth | None = None
+    rotated: bool = False
+    inputs: InputRule | None = None
+    lut: bool = False
 
     @property
     def name(self) -> str:
@@ -27,12 +42,28 @@ class Cell:
 
     @property
     def calibrated(self) -> bool:
-        return self.scheme.calibrated
+        return self.sees_inputs or self.smoothing is not None
+
+    @property
+    def sees_inputs(self) -> bool:
+        """Whether codes follow from what each linear reads."""
+        return self.scheme.calibrated or self.lut
+
+    @property
+    def is_emulated(self) -> bool:
+        return self.rotated or self.lut or self.inputs is not None
 
     @property
     def description(self) -> dict[str, Any]:
         """What decides its weights, as JSON."""
-        return {"scheme": self.scheme.model_dump(mode="json")}
+        ways: dict[str, Any] = {
+            "smoothing": self.smoothing and self.smoothing.model_dump(mode="json"),
+            "inputs": self.inputs and repr(self.inputs),
+            "rotated": self.rotated,
+            "lut": self.lut,
+        }
+        used = {name: value for name, value in ways.items() if value}
+        return {"scheme": self.scheme.model_dump(mode="json"), **used}
 
 
 def _cell(dtype: str, scope: str, method: str = CONTROL, symmetric: bool = True) -> Cell:
@@ -47,12 +78,31 @@ def _with_inputs(dtype: str, scope: str, input_scope: str) -> Cell:
     return Cell(f"{dtype} A8", CONTROL, QConfig.model_validate(scheme))
 
 
+def _w8a8() -> list[Cell]:
+    """int8 weights and inputs, made even in several ways."""
+    plain = _with_inputs("int8", "per_channel", "per_token")
+    half = FlexSmooth(type="flex_smooth_quant", alpha=0.5, beta=0.5)
+    ways = {
+        "smooth 0.5": {"smoothing": half},
+        "flex": {"smoothing": FlexSmooth(type="flex_smooth_quant")},
+        "rotated": {"rotated": True, "inputs": PER_TOKEN},
+        "groups of 64": {"inputs": InputRule(InputKind.PER_TOKEN, INT8, 64)},
+    }
+    return [plain, *(replace(plain, method=name, **way) for name, way in ways.items())]
+
+
+def _w4a4() -> list[Cell]:
+    plain = replace(_cell("int4", "per_channel"), form="int4 A4")
+    plain = replace(plain, inputs=InputRule(InputKind.PER_TOKEN, INT4))
+    return [plain, replace(plain, method="rotated", rotated=True)]
+
+
 def _integers(bits: int, *methods: str) -> list[Cell]:
     return [_cell(f"int{bits}", "per_group", method, symmetric=False) for method in methods]
 
 
 CELLS = (
-    _with_inputs("int8", "per_channel", "per_token"),
+    *_w8a8(),
     _with_inputs("fp8_e4m3", "per_block", "per_group"),
     _with_inputs("hif8", "per_channel", "per_token"),
     _with_inputs("mxfp8", "per_block", "per_block"),
@@ -63,7 +113,9 @@ CELLS = (
     _cell("nf4", "per_group"),
     _cell("hif4", "per_block"),
     _cell("mxfp4", "per_block"),
+    *_w4a4(),
     *_integers(3, CONTROL, "mse", "lwc", "gptq", "hqq"),
+    replace(_cell("int3", "per_channel", symmetric=False), method="k-means tables", lut=True),
     *_integers(2, CONTROL, "mse", "lwc", "gptq", "hqq"),
 )
 

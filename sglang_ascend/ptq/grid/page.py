@@ -82,8 +82,10 @@ def _words(options: Options, scored: Sequence[Scored]) -> str:
     minutes = sum(one.seconds for one in scored) / 60
     return (
         f"Weights of the linears that `{options.include}` matches, everything else float; groups "
-        f"of {GROUP} where a format has none of its own; asymmetric integers below 8 bits; A8 is "
-        f"inputs in the same format. KL to the float model where a token of {len(texts)} held-out "
+        f"of {GROUP} where a format has none of its own; asymmetric integers below 8 bits; A8 and "
+        "A4 are inputs in the same format. `rotated`, `groups of 64`, `k-means tables` and A4 are "
+        "judged in memory: no file holds them and nothing serves them. KL to the float model where "
+        f"a token of {len(texts)} held-out "
         f"replies comes next, {positions:,} positions; intervals of 95 % over the texts. "
         f"Methods that calibrate do so on {options.calibration_texts} texts of each of "
         f"{options.calibration_seeds} seeds. `/ {CONTROL}` is beside rounding to nearest in the "

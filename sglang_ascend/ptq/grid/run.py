@@ -149,8 +149,8 @@ class Grid:
             texts = self._kept("judged", lambda: self.options.written_by(self.target))
             self._judge = Judge(self.options.against, texts, self.options.num_steps)
         tokens, started = self._tokens(seed), time.perf_counter()
-        solved = solve(self.layers, cell.scheme, self.options.include, tokens)
-        judged = self._judge.score(Path(cell.name), Weights(self.options.against, solved))
+        solved = solve(self.layers, cell, self.options.include, tokens)
+        judged = self._judge.score(Path(cell.name), solved)
         content = {
             "cell": cell.description,
             "bytes": judged.num_bytes,

@@ -10,9 +10,14 @@ from torch import Tensor, nn
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.ptq.calibration import quantize_linear, walked
+from sglang_ascend.ptq.folding.smooth import folded, smoothings
+from sglang_ascend.ptq.grid.cells import Cell
 from sglang_ascend.ptq.layers import Layers, linears
-from sglang_ascend.quantization.recipe import QConfig
-from sglang_ascend.quantization.weight import QuantizedWeight
+from sglang_ascend.ptq.served import Emulated
+from sglang_ascend.ptq.weights import Weights
+from sglang_ascend.quantization.solve import lut, rtn
+from sglang_ascend.quantization.transforms.rotation import rotation
+from sglang_ascend.quantization.weight import WEIGHT_ONLY, QuantizedWeight
 
 
 def matching(layers: Layers, include: str) -> list[str]:
@@ -38,31 +43,66 @@ def matching(layers: Layers, include: str) -> list[str]:
 @torch.inference_mode()
 def solve(
     layers: Layers,
-    scheme: QConfig,
+    cell: Cell,
     include: str,
     tokens: list[Tensor],
     shown_as: Callable[[Tensor], Tensor] = lambda inputs: inputs,
-) -> dict[str, QuantizedWeight]:
-    """The decoder layers' linears that `include` matches, by `scheme`; the MTP layer stays float.
+) -> Weights:
+    """The weights of `layers` with the decoder layers' linears that `include` matches by `cell`;
+    the MTP layer stays float.
 
     Args:
         tokens: of the calibration text, which float layers read; unread where nothing calibrates.
         shown_as: what is made of the inputs [rows, in] of a linear before they are used.
     """
-    names = matching(layers, include)
-    wanted: dict[int, list[str]] = {}
-    for number in range(layers.num_layers):
-        prefix = layers.prefix(number)
-        inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-        if inside:
-            wanted[number] = inside
-    recorded = wanted if scheme.calibrated else dict.fromkeys(wanted, ())
+    by_layer = _by_layer(layers, matching(layers, include))
+    if cell.smoothing is not None:
+        layers = _smoothed(layers, cell, by_layer, tokens)
+    recorded = by_layer if cell.sees_inputs else dict.fromkeys(by_layer, ())
     found = {}
     for number, layer, inputs in walked(layers, tokens, recorded):
-        for name in wanted[number]:
+        for name in by_layer[number]:
             linear, seen = layer.get_submodule(name), inputs.of(name)
             assert isinstance(linear, nn.Linear)
             seen = None if seen is None else shown_as(seen)
-            fitting = scheme.fitting(linear.in_features)
-            found[layers.prefix(number) + name] = quantize_linear(linear, fitting, seen)
+            found[layers.prefix(number) + name] = _solved(linear, cell, seen)
+    return Weights(layers.weights.checkpoint, found)
+
+
+def _by_layer(layers: Layers, names: list[str]) -> dict[int, list[str]]:
+    """`names` as they are inside each layer that has some."""
+    found: dict[int, list[str]] = {}
+    for number in range(layers.num_layers):
+        prefix = layers.prefix(number)
+        inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+        found |= {number: inside} if inside else {}
     return found
+
+
+def _smoothed(
+    layers: Layers, cell: Cell, by_layer: dict[int, list[str]], tokens: list[Tensor]
+) -> Layers:
+    assert cell.smoothing is not None
+    schemes = [
+        dict.fromkeys(by_layer.get(number, ()), cell.scheme) for number in range(layers.num_layers)
+    ]
+    found = smoothings(layers, schemes, cell.smoothing, tokens)
+    scales = {name: one.scale for name, one in found.items()}
+    return Layers(layers.target, Weights(folded(layers, schemes, cell.smoothing, scales)))
+
+
+def _solved(linear: nn.Linear, cell: Cell, seen: Tensor | None) -> QuantizedWeight | Emulated:
+    if not cell.is_emulated:
+        return quantize_linear(linear, cell.scheme.fitting(linear.in_features), seen)
+    weight, turned = linear.weight.double(), None
+    if cell.lut:
+        squares = torch.ones(weight.shape[1]) if seen is None else seen.double().square().mean(0)
+        bits = cell.scheme.weight.number_format.bits
+        codes, tables = lut.kmeans(weight, bits, squares)
+        return Emulated(lut.decoded(codes, tables), codes.numel() * bits // 8 + tables.nbytes)
+    if cell.rotated:
+        matrix = rotation(linear.in_features)
+        weight, turned = weight @ matrix, matrix.float()
+    rounded = rtn(weight, cell.scheme.weight.grid)
+    rule = cell.inputs or WEIGHT_ONLY
+    return Emulated(rounded.dequantize(), rounded.num_bytes, rule, turned)
