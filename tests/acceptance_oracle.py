@@ -21,7 +21,8 @@ from lookup_oracle import searched
 from torch import Tensor
 
 from sglang_ascend.speculative.lookup.drafts import MAX_MATCH, MIN_MATCH
-from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
+from sglang_ascend.speculative.vocabulary.context import MOST_UNLISTED
+from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import own_layer
@@ -77,8 +78,8 @@ class Judgement:
 
 
 class AcceptanceOracle:
-    """Of a checkpoint whose server drafts `num_steps` tokens, from the draft vocabulary unless its
-    head is split between ranks."""
+    """Of a checkpoint whose server drafts `num_steps` tokens: of the draft vocabulary and of each
+    request's own text, unless its head is split between ranks."""
 
     def __init__(self, folder: Path, num_steps: int = 3, cuts_vocabulary: bool = True) -> None:
         target = Target.open(folder)
@@ -88,7 +89,7 @@ class AcceptanceOracle:
         self.layer = own_layer(target).eval()
         self.embedding, self.head = target.embedding_and_head()
         drafted = read_draft_vocabulary(folder, len(self.head)) if cuts_vocabulary else None
-        self.drafted = torch.arange(len(self.head)) if drafted is None else drafted
+        self.drafted = None if drafted is None else set(drafted.tolist())
 
     def judge(
         self, prompt: Sequence[int], output: Sequence[int], steps: Sequence[Step]
@@ -128,12 +129,11 @@ class AcceptanceOracle:
         wanted = slots[:, None] + 2 + torch.arange(self.num_steps)
         is_known = wanted < len(tokens)
         wanted = torch.tensor(tokens)[wanted.clamp(max=len(tokens) - 1)]
-        head = self.head[self.drafted]
-        logits = torch.stack([states[0, slots] @ head.T for states in chain], dim=1)
+        logits = torch.stack([states[0, slots] @ self.head.T for states in chain], dim=1)
+        for of_step, step in zip(logits, steps, strict=True):
+            of_step[:, ~self._can_be_drafted(tokens[: step.start + 1])] = -torch.inf
         top = logits.topk(2, dim=-1).values
-        of_wanted = torch.full((*wanted.shape, len(self.head)), -torch.inf)
-        of_wanted[..., self.drafted] = logits
-        behind = top[..., 0] - of_wanted.gather(2, wanted[..., None])[..., 0]
+        behind = top[..., 0] - logits.gather(2, wanted[..., None])[..., 0]
         lead = top[..., 0] - top[..., 1]
         # A chain repeats its last token where it has fewer: a prefill drafts one.
         places, drafted = torch.arange(self.num_steps), self._drafted(steps, first)
@@ -145,6 +145,15 @@ class AcceptanceOracle:
         verified = [self.num_steps if step.verified is None else step.verified for step in steps]
         is_known &= places < torch.tensor(verified)[:, None]
         return lead.masked_fill(~is_known, torch.nan), behind.masked_fill(~is_known, torch.nan)
+
+    def _can_be_drafted(self, known: Sequence[int]) -> Tensor:
+        """bool [vocab_size], of a request that has these tokens."""
+        if self.drafted is None:
+            return torch.ones(len(self.head), dtype=torch.bool)
+        unlisted = [token for token in known if token not in self.drafted]
+        allowed = torch.zeros(len(self.head), dtype=torch.bool)
+        allowed[[*self.drafted, *unlisted[-MOST_UNLISTED:]]] = True
+        return allowed
 
     def _drafted(self, steps: Sequence[Step], first: list[bool]) -> Tensor:
         """Drafts of each step's chain, before its last token is repeated."""

@@ -27,14 +27,16 @@ $train train --target "$work/target" --data "$work/data" --out "$work/run" \
     --max-steps "${STEPS:-1230}" --tokens-per-batch 2048 --learning-rate 1e-3 --muon-rate 0.01
 
 $train export --target "$work/target" --run "$work/run" "$folder/mtp.safetensors"
-$train vocabulary --target "$work/target" --data "$work/data" --out "$folder"
+$train vocabulary --target "$work/target" --data "$work/data" --out "$folder" --size 3072
 evaluate() {
     $train evaluate --target "$work/target" --run "$work/run" --prompts "$held_out" \
         --outputs "$work/heldout.safetensors" --max-new-tokens 192 "$@"
 }
 evaluate >"$work/acceptance.json"
 evaluate --vocabulary "$folder" >"$work/acceptance-draft-vocabulary.json"
+evaluate --vocabulary "$folder" --no-context >"$work/acceptance-list-alone.json"
 $train provenance --data "$work/data" --run "$work/run" --facts recipes/smollm2_mtp/facts.json \
     --add "acceptance_full_vocabulary=$work/acceptance.json" \
     --add "acceptance_draft_vocabulary=$work/acceptance-draft-vocabulary.json" \
+    --add "acceptance_list_alone=$work/acceptance-list-alone.json" \
     "$folder/provenance.json"

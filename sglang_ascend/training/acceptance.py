@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_ascend.bench.figures.lookup import accepted_counts, lookup_matches, loops
+from sglang_ascend.speculative.vocabulary.context import unlisted_context
 from sglang_ascend.training.interface import ChainLayer, run_chain
 
 Tensor = torch.Tensor
@@ -37,14 +38,14 @@ def draft_matches(
     head: Tensor,
     num_steps: int,
     draft_ids: Tensor | None = None,
+    with_context: bool = True,
 ) -> list[list[bool]]:
     """matches[i][k]: whether step k + 1 from slot i drafts the token that the target emits.
 
     Slot i is drafted from after the target emitted token i + 1; drafts past the end are wrong.
-    `draft_ids` (int64, ascending) restricts the drafts to these tokens.
+    `draft_ids` (int64, ascending) restricts the drafts to these tokens, `with_context` joined by
+    those of prompt and reply so far.
     """
-    if draft_ids is not None:
-        head = head[draft_ids]
     hidden = output.hidden[None].float()
     with torch.inference_mode():
         chain = run_chain(layer, hidden, output.tokens[None], embedding, num_steps)
@@ -54,12 +55,25 @@ def draft_matches(
             slots = range(output.prompt_length - 1, length - step - 1)
             if not slots:
                 continue
-            drafts = F.linear(states[0, slots.start : slots.stop], head).argmax(-1)
+            logits = F.linear(states[0, slots.start : slots.stop], head)
             if draft_ids is not None:
-                drafts = draft_ids[drafts]
+                allowed = _allowed(output.tokens, slots, draft_ids, len(head), with_context)
+                logits = logits.where(allowed, -torch.inf)
+            drafts = logits.argmax(-1)
             wanted = output.tokens[slots.start + step + 1 :]
             matches[slots.start : slots.stop, step - 1] = drafts == wanted
     return matches.tolist()
+
+
+def _allowed(
+    tokens: Tensor, slots: range, draft_ids: Tensor, vocab_size: int, with_context: bool
+) -> Tensor:
+    """Which tokens a draft from each slot can be, bool [slots, vocab_size]."""
+    allowed = torch.zeros(len(slots), vocab_size, dtype=torch.bool)
+    allowed[:, draft_ids] = True
+    for row, slot in enumerate(slots if with_context else ()):
+        allowed[row, unlisted_context(tokens[: slot + 2], draft_ids)] = True
+    return allowed
 
 
 def is_looping(output: Output) -> bool:
@@ -74,11 +88,12 @@ def evaluate(
     head: Tensor,
     num_steps: int = 3,
     draft_ids: Tensor | None = None,
+    with_context: bool = True,
 ) -> dict:
     """Acceptance length (tokens per target forward), per domain and overall, loops apart."""
 
     def drafts(output: Output) -> list[int]:
-        table = draft_matches(layer, output, embedding, head, num_steps, draft_ids)
+        table = draft_matches(layer, output, embedding, head, num_steps, draft_ids, with_context)
         return accepted_counts(table, output.prompt_length)
 
     def lookup(output: Output) -> list[int]:

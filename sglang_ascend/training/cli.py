@@ -123,11 +123,14 @@ def evaluate(
     vocabulary: Annotated[
         Path | None, typer.Option(help="Folder whose draft_vocabulary.json restricts the drafts.")
     ] = None,
+    context: Annotated[
+        bool, typer.Option(help="Drafts may be tokens of their own text too, as a CPU's are.")
+    ] = True,
     threads: ThreadsOption = 1,
 ) -> None:
     """Print acceptance length per domain with lookup baseline and loop share, as JSON."""
     _use_threads(threads)
-    from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
+    from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
     from sglang_ascend.training.acceptance import evaluate as measure
     from sglang_ascend.training.generation import outputs as replies
     from sglang_ascend.training.generation.prompt_files import read_prompts
@@ -141,7 +144,8 @@ def evaluate(
         replies.save_outputs(outputs, replies.greedy_outputs(target, rows, max_new_tokens))
     embedding, head = target.embedding_and_head()
     draft_ids = read_draft_vocabulary(vocabulary, len(head)) if vocabulary else None
-    report = measure(layer, replies.load_outputs(outputs), embedding, head, num_steps, draft_ids)
+    texts = replies.load_outputs(outputs)
+    report = measure(layer, texts, embedding, head, num_steps, draft_ids, context)
     typer.echo(json.dumps(report, indent=2))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sglang_ascend.speculative.vocabulary import FILE_NAME
+from sglang_ascend.speculative.vocabulary.file import FILE_NAME
 from sglang_ascend.training.generation.shards import read_shard
 
 
@@ -31,5 +31,5 @@ def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int)
 
 
 def write_draft_vocabulary(folder: Path, token_ids: list[int]) -> None:
-    """Writes the file that `speculative.vocabulary.read_draft_vocabulary` reads."""
+    """Writes the file that `speculative.vocabulary.file.read_draft_vocabulary` reads."""
     (folder / FILE_NAME).write_text(json.dumps({"token_ids": token_ids}) + "\n")

@@ -37,8 +37,8 @@ from test_sampling_distribution import (
 )
 from watched_acceptance import with_parts
 
-from sglang_ascend.speculative.languages import LanguageTracker, evidence
-from sglang_ascend.speculative.vocabulary import FILE_NAME, read_vocabulary
+from sglang_ascend.speculative.vocabulary.file import FILE_NAME, read_vocabulary
+from sglang_ascend.speculative.vocabulary.languages import LanguageTracker, evidence
 from sglang_ascend.training.vocabulary.build import Builder
 from sglang_ascend.training.vocabulary.sources import Source
 

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from sglang_ascend.speculative.languages import (
+from sglang_ascend.speculative.vocabulary.file import DraftVocabulary, Language
+from sglang_ascend.speculative.vocabulary.languages import (
     DECAY,
     HALF_LIFE,
     MIN_OTHER_SCRIPT,
@@ -15,7 +16,6 @@ from sglang_ascend.speculative.languages import (
     LanguageTracker,
     evidence,
 )
-from sglang_ascend.speculative.vocabulary import DraftVocabulary, Language
 
 # Tokens 0-3 are of script 0, 4-7 of script 1, 8 is special.
 SCRIPTS, SPECIAL = torch.tensor([0] * 4 + [1] * 4 + [2]), 2

@@ -9,7 +9,12 @@ import torch
 from transformers import AutoTokenizer
 
 from sglang_ascend.models.catalog import model_path
-from sglang_ascend.speculative.scripts import COMMON, dominant_script, script_of, scripts_of
+from sglang_ascend.speculative.vocabulary.scripts import (
+    COMMON,
+    dominant_script,
+    script_of,
+    scripts_of,
+)
 from sglang_ascend.training.vocabulary.build import token_bytes
 
 TEXTS = {

@@ -66,6 +66,32 @@ def test_simulation_equals_a_drafting_and_verifying_loop(setting):
     assert counts != serve(output.tokens.tolist(), PROMPT, stale, 3)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("with_context", [False, True])
+def test_drafts_are_of_a_list_and_of_the_text_so_far(setting, with_context):
+    layer, output, head = setting
+    listed = [1, 4]
+    tokens = output.tokens.clone()
+    tokens[: LENGTH // 2] %= 3  # of which 0 and 2 are known when a draft first can be one of them
+    output = Output("any", tokens, PROMPT, output.hidden)
+    chain = run_chain(layer, output.hidden[None], tokens[None], head, 3)
+
+    def draft(context, known, of_text):
+        """Of the chain over the right tokens, for behind a wrong draft nothing is asked."""
+        states = chain[len(context) - known][0, known - 2]
+        allowed = sorted({*listed, *of_text})
+        return allowed[int((head[allowed] @ states).argmax())]
+
+    drafts = {
+        True: lambda context, known: draft(context, known, context[:known]),
+        False: lambda context, known: draft(context, known, []),
+    }
+    found = draft_matches(layer, output, head, head, 3, torch.tensor(listed), with_context)
+    counts = accepted_counts(found, PROMPT)
+    assert counts == serve(tokens.tolist(), PROMPT, drafts[with_context], 3)
+    assert counts != serve(tokens.tolist(), PROMPT, drafts[not with_context], 3)
+
+
 def test_prompt_lookup_equals_a_backward_search():
     rng = random.Random(0)
     tokens = [rng.randrange(3) for _ in range(80)]

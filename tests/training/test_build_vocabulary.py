@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from sglang_ascend.cli import app
 from sglang_ascend.models.nano_deepseek import ARTIFACT
-from sglang_ascend.speculative.vocabulary import (
+from sglang_ascend.speculative.vocabulary.file import (
     DraftVocabularyError,
     read_draft_vocabulary,
     read_vocabulary,

@@ -16,7 +16,7 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from sglang_ascend.ops import sampling
 from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.mtp.ranks import accepted_of_first_rank, draw_of_first_rank
-from sglang_ascend.plugin.requests.languages import RequestLanguages
+from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
 from sglang_ascend.plugin.requests.penalties import RequestPenalties
 from sglang_ascend.sampling.lossy import Threshold, emit
 from sglang_ascend.sampling.noise import Decision, exponential, uniform
@@ -29,7 +29,7 @@ class SamplingParts:
     sampler: Any  # SGLang's, which plain decode uses
     penalties: RequestPenalties
     draft_vocabulary: torch.Tensor | None  # int64, the tokens that a draft can be; None for all
-    languages: RequestLanguages | None  # None: one head drafts every request
+    lists: RequestLists | None  # what drafts can be by request; None: one head, for every request
     draws_drafts: bool  # verification asks what distribution a draft was drawn from
     draws_as_core: bool  # rows without seeds are drawn by ``sampler``; its draw waits on an NPU
     threshold: Threshold | None  # lossy policies, None unless the operator asked for one
@@ -152,10 +152,9 @@ class BatchSampling:
             sampled, accept_lens = accepted_of_first_rank(sampled, accept_lens)
         if self.is_penalized:
             self.parts.penalties.commit(self.batch, candidates, accept_lens)
-        if self.parts.languages is not None:
+        if self.parts.lists is not None:
             rows = self.batch.req_pool_indices
-            self.parts.languages.advance(rows, candidates, accept_lens)
-            self.parts.languages.choose(rows)
+            self.parts.lists.advance(rows, candidates, sampled, accept_lens)
         return sampled, accept_lens
 
     def propose(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

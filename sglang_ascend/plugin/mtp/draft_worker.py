@@ -19,7 +19,8 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp.disaggregation import fill_transfer, keep_indices_on_host
 from sglang_ascend.plugin.npu.models import make_capturable
 from sglang_ascend.plugin.quantization.head import QuantizedHead
-from sglang_ascend.plugin.requests.languages import LanguageHeads, RequestLanguages
+from sglang_ascend.plugin.requests.draft_heads.heads import ListedHeads
+from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
 from sglang_ascend.plugin.requests.weight_updates import (
     cut_head,
     follow_head,
@@ -28,7 +29,7 @@ from sglang_ascend.plugin.requests.weight_updates import (
 )
 from sglang_ascend.speculative.skipped import SkippedRows
 from sglang_ascend.speculative.step import lengthened
-from sglang_ascend.speculative.vocabulary import DraftVocabulary, read_vocabulary
+from sglang_ascend.speculative.vocabulary.file import DraftVocabulary, read_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 class MTPDraftWorker(EagleDraftWorker):
     """Loads and places the MTP layer as EAGLE does; the draft vocabulary is ours."""
 
-    languages: RequestLanguages | None = None
+    lists: RequestLists | None = None  # None: one head drafts every request
     skipped: SkippedRows | None = None  # takes the rows of the prefill, which drafts nothing
 
     def init_token_map(self) -> None:
@@ -49,12 +50,10 @@ class MTPDraftWorker(EagleDraftWorker):
             found = None
         self.hot_token_id = None
         self.vocabulary = found
-        if found is not None and not self._drafts_by_language(found):
+        if found is not None and not self._drafts_by_request(found, model_config.vocab_size):
             self.hot_token_id = found.token_ids.to(self.device)
 
-    def _drafts_by_language(self, vocabulary: DraftVocabulary) -> bool:
-        if not vocabulary.languages:
-            return False
+    def _drafts_by_request(self, vocabulary: DraftVocabulary, vocab_size: int) -> bool:
         target_head = self.target_worker.model_runner.model.lm_head
         needs = {
             "a CPU": not device_profile().captures_step,
@@ -65,15 +64,16 @@ class MTPDraftWorker(EagleDraftWorker):
         }
         if missing := [need for need, is_met in needs.items() if not is_met]:
             logger.info(
-                "One head of %d tokens, those of every language, drafts all requests: heads by "
-                "language need %s.",
+                "One head of %d tokens drafts all requests: tokens of a request's own text, and "
+                "heads by language, need %s.",
                 len(vocabulary.token_ids),
                 " and ".join(missing),
             )
             return False
-        self.languages = RequestLanguages(vocabulary)
-        sizes = ", ".join(f"{one.name} {len(one.token_ids)}" for one in vocabulary.languages)
-        logger.info("Each request drafts by the language of its tokens: %s.", sizes)
+        self.lists = RequestLists(vocabulary, vocab_size)
+        sizes = [f"{one.name} {len(one.token_ids)}" for one in vocabulary.languages]
+        listed = ", ".join(sizes) or f"a list of {len(vocabulary.token_ids)}"
+        logger.info("Each request drafts tokens of its own text and of %s.", listed)
         return True
 
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
@@ -85,10 +85,12 @@ class MTPDraftWorker(EagleDraftWorker):
         model = self.draft_runner.model
         embedding, head = self._resolve_shared_embed_and_head()
         method = self.target_worker.model_runner.model.lm_head.quant_method
-        if self.languages is not None:
+        if self.lists is not None:
             share_embedding_and_head(model, embedding, head)
             target_head = self.target_worker.model_runner.model.lm_head
-            follow_head(model, LanguageHeads(self.languages, self.vocabulary, target_head))
+            vocab_size = self.draft_runner.model_config.vocab_size
+            heads = ListedHeads(self.lists, self.vocabulary, vocab_size, target_head)
+            follow_head(model, heads)
         elif isinstance(method, QuantizedHead):
             share_embedding_and_head(model, embedding, head)
             share_quantized_head(model, method, self.hot_token_id)
@@ -130,6 +132,8 @@ class MTPDraftWorker(EagleDraftWorker):
         chain repeats it, and the first step's verification drops what is wrong.
         """
         given = (batch, target_hidden_states, next_token_ids)
+        if self.lists is not None:
+            self.lists.begin_replies(next_token_ids)
         if self.skipped is not None:
             return self._without_drafts(self.skipped, *given)
         with _deterministic_drafts():

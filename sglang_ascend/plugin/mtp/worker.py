@@ -163,9 +163,8 @@ class MTPWorker(EAGLEWorkerV2):
             self.draft_worker.skipped = self.adaptive.prefill(batch, self.models)
         if self.lookups is not None:
             self.lookups.before_prefill(batch, self.models)
-        if self.sampling_parts.languages is not None:
-            self.sampling_parts.languages.prefill(batch)
-            self.sampling_parts.languages.choose(batch.req_pool_indices)
+        if self.sampling_parts.lists is not None:
+            self.sampling_parts.lists.before_prefill(batch)
         return self._forward_prefill_batch(batch, *args)
 
     def on_verify_complete_cpu(
@@ -203,13 +202,13 @@ class MTPWorker(EAGLEWorkerV2):
         num_rows = len(self.req_to_token_pool.req_to_token)
         vocab_size = self.target_worker.model_config.vocab_size
         lossy, tokenizer = self.lossy, self.target_worker.tokenizer
-        if self.draft_worker.languages is not None:
-            self.draft_worker.languages.reserve(num_rows)
+        if self.draft_worker.lists is not None:
+            self.draft_worker.lists.reserve(num_rows)
         return SamplingParts(
             sampler=self.target_worker.model_runner.sampler,
             penalties=RequestPenalties(num_rows, vocab_size, self.device),
             draft_vocabulary=self.draft_worker.hot_token_id,
-            languages=self.draft_worker.languages,
+            lists=self.draft_worker.lists,
             draws_drafts=self.draws_drafts,
             draws_as_core=device_profile().draws_as_core,
             threshold=lossy if isinstance(lossy, Threshold) else None,

@@ -38,6 +38,12 @@ class QuantizedHead(QuantizedLinear):
         head._serve(weight[token_ids] if is_float else weight.selected(token_ids))
         return head
 
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Their values, float32 [tokens, hidden_size]."""
+        weight = self.weight
+        is_float = isinstance(weight, torch.Tensor)
+        return (weight[token_ids] if is_float else weight.selected(token_ids).dequantize()).float()
+
     def _serve(self, weight: torch.Tensor | QuantizedWeight) -> None:
         self.weight = weight
         if isinstance(weight, torch.Tensor):  # an update brought it

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ascend.bench.rounds import TASKS
-from sglang_ascend.speculative.vocabulary import FILE_NAME as VOCABULARY
-from sglang_ascend.speculative.vocabulary import read_draft_vocabulary
+from sglang_ascend.speculative.vocabulary.file import FILE_NAME as VOCABULARY
+from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
 from sglang_ascend.training import provenance
 from sglang_ascend.training.acceptance import Output, evaluate
 from sglang_ascend.training.draft_vocabulary import frequent_ids, write_draft_vocabulary

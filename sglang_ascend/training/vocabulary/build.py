@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ascend import __version__
-from sglang_ascend.speculative.scripts import scripts_of
-from sglang_ascend.speculative.vocabulary import FILE_NAME, read_vocabulary
+from sglang_ascend.speculative.vocabulary.file import FILE_NAME, read_vocabulary
+from sglang_ascend.speculative.vocabulary.scripts import scripts_of
 from sglang_ascend.training.vocabulary.rankings import Counts, count, vocabulary_list
 from sglang_ascend.training.vocabulary.sources import Source, SourceError
 
@@ -57,7 +57,7 @@ class Builder:
     def write(
         self, out: Path, counts: Counts, provenance: list[dict[str, Any]], size: int
     ) -> dict[str, int]:
-        """The file that `speculative.vocabulary` reads -> how many tokens each language lists.
+        """The file that `speculative.vocabulary.file` reads -> how many tokens each language lists.
 
         Raises DraftVocabularyError, and leaves no file: the lists are larger than the vocabulary.
         """

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sglang_ascend.speculative.scripts import dominant_script
+from sglang_ascend.speculative.vocabulary.scripts import dominant_script
 from sglang_ascend.training.vocabulary.sources import Source, documents
 
 # Of every so many documents one is not ranked by but measured.
@@ -64,8 +64,8 @@ def count(
 ) -> tuple[Counts, list[dict[str, Any]]]:
     """Every token of every source, and what is to be said of where they come from.
 
-    ``scripts`` is what ``speculative.scripts.scripts_of`` made of the tokenizer; ``tick`` is told
-    the tokens of each document.
+    ``scripts`` is what ``scripts_of`` made of the tokenizer; ``tick`` is told the tokens of each
+    document.
 
     Raises SourceError.
     """

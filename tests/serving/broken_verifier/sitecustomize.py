@@ -8,7 +8,8 @@ import os
 import torch
 
 from sglang_ascend.ops import chain, sampling
-from sglang_ascend.speculative.languages import LanguageTracker
+from sglang_ascend.speculative.vocabulary.context import ContextTracker
+from sglang_ascend.speculative.vocabulary.languages import LanguageTracker
 
 verify_chain = chain.verify_chain
 verify_by_rejection = chain.verify_by_rejection
@@ -46,8 +47,12 @@ def judge_by_other_tokens(p, q, drafts, accept_uniform, draw_uniform):
 
 
 def draft_in_another_language(self: LanguageTracker, rows: torch.Tensor) -> torch.Tensor:
-    """Every request by the head of the next language."""
+    """Every request by the head of the next language, and by no text of its own."""
     return (likeliest(self, rows) + 1) % (self.table.shape[1] - 1)
+
+
+def no_context(self: ContextTracker, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return rows[:0], rows[:0]
 
 
 MISTAKES = {
@@ -59,4 +64,7 @@ MISTAKES = {
     "draft_in_another_language": ("likeliest", draft_in_another_language),
 }
 name, body = MISTAKES[os.environ["BROKEN_VERIFIER"]]
-setattr(LanguageTracker if name == "likeliest" else chain, name, body)
+if name == "likeliest":
+    LanguageTracker.likeliest, ContextTracker.of = body, no_context
+else:
+    setattr(chain, name, body)

@@ -47,6 +47,11 @@ def history_off_by_one(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Inpu
     return rows, hidden
 
 
+def context_of_another_request(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
+    """Of the tokens that each request may draft beside a list; the MTP layer makes none."""
+    return rows, hidden
+
+
 MISTAKES = {
     mistake.__name__: mistake
     for mistake in (
@@ -55,6 +60,7 @@ MISTAKES = {
         keys_not_written,
         not_caught_up,
         history_off_by_one,
+        context_of_another_request,
     )
 }
 
@@ -67,5 +73,13 @@ def mtp(original: Any, self: Any, rows: Rows, tokens: Any, hidden: Any, last_row
     return original(self, rows, tokens, hidden, last_rows)
 
 
+def of(original: Any, tracker: Any, rows: torch.Tensor) -> Any:
+    """Around ``ContextTracker.of``."""
+    is_mistaken = FILE.exists() and FILE.read_text() == context_of_another_request.__name__
+    return original(tracker, rows.roll(1) if is_mistaken else rows)
+
+
 def install() -> None:
+    context = "sglang_ascend.speculative.vocabulary.context.ContextTracker.of"
+    HookRegistry.register(context, of, HookType.AROUND)
     HookRegistry.register("sglang_ascend.plugin.mtp.forwards.MTPForwards.mtp", mtp, HookType.AROUND)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from sglang_ascend.speculative.scripts import SPECIAL
+from sglang_ascend.speculative.vocabulary.scripts import SPECIAL
 
 FILE_NAME = "draft_vocabulary.json"
 _REMEDY = "rebuild it or delete it to draft from the full vocabulary"
@@ -38,9 +38,20 @@ class DraftVocabulary:
     special_script: int | None = None  # the number of the tokenizer's own tokens
 
     @property
+    def lists(self) -> list[torch.Tensor]:
+        """One for each language, or the only one."""
+        return [one.token_ids for one in self.languages] or [self.token_ids]
+
+    @property
+    def listed_by_all(self) -> torch.Tensor:
+        """int64 ascending"""
+        ids, times = torch.cat(self.lists).unique(return_counts=True)
+        return ids[times == len(self.lists)]
+
+    @property
     def num_rows(self) -> int:
         """Rows of all heads that are cut out."""
-        return sum(len(one.token_ids) for one in self.languages) or len(self.token_ids)
+        return sum(map(len, self.lists))
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> DraftVocabulary | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sglang_ascend.speculative.vocabulary import DraftVocabulary, Language
+from sglang_ascend.speculative.vocabulary.file import DraftVocabulary, Language
 
 # Tokens after which what was read before counts half: a reply may change its language.
 HALF_LIFE = 16

@@ -1,0 +1,1 @@
+"""Draft heads of the tokens that each request's drafts can be."""
