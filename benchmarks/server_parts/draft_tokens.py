@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_ascend.plugin.requests.draft_heads.heads import ListedHeads
-from sglang_ascend.plugin.requests.draft_heads.lists import DraftTokens
+from sglang_ascend.plugin.requests.draft_heads.lists import DraftTokens, ListedHeads
 from sglang_ascend.speculative.vocabulary.file import read_vocabulary
 
 FILE = Path(os.environ["DRAFT_TOKENS"])
@@ -94,7 +93,7 @@ def install() -> None:
     told = Told()
     heads: dict[str, Callable[..., Any]] = {
         "plugin.requests.draft_heads.lists.RequestLists.before_prefill": told.before_prefill,
-        "plugin.requests.draft_heads.heads.ListedHeads.apply": told.apply,
+        "plugin.requests.draft_heads.lists.ListedHeads.apply": told.apply,
         "speculative.step.LaunchedPhases.verify": told.verify,
         "speculative.step.LaunchedPhases.draft": told.draft,
     }

@@ -9,6 +9,7 @@ Numba's cache does not look in here: remove ``__pycache__`` of the kernels after
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,8 @@ def parallel_region() -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def num_threads() -> int:
-    """Of a region."""
-    return torch.get_num_threads() if parallel_region() else 1
+# Of a region.
+num_threads: Callable[[], int] = torch.get_num_threads if parallel_region() else lambda: 1
 
 
 @intrinsic

@@ -55,7 +55,7 @@ class Lists(SimpleNamespace):
 
 @pytest.fixture
 def heads(head):
-    from sglang_ascend.plugin.requests.draft_heads.heads import ListedHeads
+    from sglang_ascend.plugin.requests.draft_heads.lists import ListedHeads
 
     listed = [Language("", torch.tensor(ids), torch.ones(len(ids))) for ids in LISTS]
     scripts = torch.zeros(VOCAB_SIZE, dtype=torch.int64)

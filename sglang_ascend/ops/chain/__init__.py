@@ -1,5 +1,5 @@
 """Operators on a drafted chain: one preparation per step, verification, where drafts
-are decoded, drafts by lookup."""
+are decoded, drafts by lookup, what else a request may draft."""
 
 from sglang_ascend.ops.chain import reference, triton
 from sglang_ascend.ops.dispatch import Op, numba_body, triton_body
@@ -20,3 +20,5 @@ place_draft_decode.register(
 )
 look_up = Op("chain.look_up", reference.look_up)
 look_up.register(numba_body(NUMBA, "look_up"))
+extend_context = Op("chain.extend_context", reference.extend_context)
+extend_context.register(numba_body(NUMBA, "extend_context"))

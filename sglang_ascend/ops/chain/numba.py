@@ -4,6 +4,7 @@ dispatch costs more than their work.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from numba import njit
 
@@ -157,3 +158,43 @@ def look_up(
         matched.numpy(),
     )
     return drafts, matched
+
+
+@njit(cache=True)
+def _extend_context(ring, num_written, is_unlisted, rows, tokens, num_kept):
+    most, total = ring.shape[1], 0
+    for request in range(len(rows)):
+        row = rows[request]
+        for j in range(num_kept[request]):
+            token = tokens[request, j]
+            if is_unlisted[token]:
+                ring[row, num_written[row] % most] = token
+                num_written[row] += 1
+        total += min(num_written[row], most)
+    places, found = np.empty(total, np.int64), np.empty(total, np.int64)
+    n = 0
+    for request in range(len(rows)):
+        row = rows[request]
+        for column in range(min(num_written[row], most)):
+            places[n], found[n] = request, ring[row, column]
+            n += 1
+    return places, found
+
+
+def extend_context(
+    ring: torch.Tensor,
+    num_written: torch.Tensor,
+    is_unlisted: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    num_kept: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    places, found = _extend_context(
+        ring.numpy(),
+        num_written.numpy(),
+        is_unlisted.numpy(),
+        rows.numpy(),
+        tokens.numpy(),
+        num_kept.numpy(),
+    )
+    return torch.from_numpy(places), torch.from_numpy(found)

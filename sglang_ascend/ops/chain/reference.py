@@ -204,3 +204,35 @@ def look_up(
     period = lens - start
     following = start[:, None] + torch.arange(num_drafts, device=known.device) % period[:, None]
     return known.gather(1, following), torch.where(is_found, length, 0)
+
+
+def extend_context(
+    ring: torch.Tensor,
+    num_written: torch.Tensor,
+    is_unlisted: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    num_kept: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Remembers the last unlisted tokens of each request, and gives all that are remembered.
+
+    Args:
+        ring: int64 [rows, most], in place: unlisted token n of a request in column n % most.
+        num_written: int64 [rows], in place: unlisted tokens of each request.
+        is_unlisted: bool [vocab_size].
+        rows: int [batch], distinct: row of each request.
+        tokens: int64 [batch, width], width <= most.
+        num_kept: int [batch], of ``tokens`` the first so many follow those before.
+
+    Returns:
+        int64 [n] each: places in ``rows``, ascending, and a token of that request, from its ring's
+        first column on. Synchronises.
+    """
+    columns = torch.arange(ring.shape[1], device=ring.device)
+    is_new = is_unlisted[tokens] & (columns[: tokens.shape[1]] < num_kept[:, None])
+    written = num_written[rows][:, None] + is_new.cumsum(dim=1)
+    of_row = rows[:, None].expand_as(tokens)
+    ring[of_row[is_new], (written - 1)[is_new] % ring.shape[1]] = tokens[is_new]
+    num_written[rows] = written[:, -1]
+    is_held = columns < num_written[rows][:, None]
+    return is_held.nonzero()[:, 0], ring[rows][is_held]

@@ -19,8 +19,7 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp.disaggregation import fill_transfer, keep_indices_on_host
 from sglang_ascend.plugin.npu.models import make_capturable
 from sglang_ascend.plugin.quantization.head import QuantizedHead
-from sglang_ascend.plugin.requests.draft_heads.heads import ListedHeads
-from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
+from sglang_ascend.plugin.requests.draft_heads.lists import ListedHeads, RequestLists
 from sglang_ascend.plugin.requests.weight_updates import (
     cut_head,
     follow_head,

@@ -73,13 +73,15 @@ def mtp(original: Any, self: Any, rows: Rows, tokens: Any, hidden: Any, last_row
     return original(self, rows, tokens, hidden, last_rows)
 
 
-def of(original: Any, tracker: Any, rows: torch.Tensor) -> Any:
-    """Around ``ContextTracker.of``."""
-    is_mistaken = FILE.exists() and FILE.read_text() == context_of_another_request.__name__
-    return original(tracker, rows.roll(1) if is_mistaken else rows)
+def choose(original: Any, lists: Any, *args: Any) -> None:
+    """Around ``RequestLists._choose``."""
+    original(lists, *args)
+    if FILE.exists() and FILE.read_text() == context_of_another_request.__name__:
+        batch = lists.batch
+        lists.batch = replace(batch, places=(batch.places + 1) % batch.batch_size)
 
 
 def install() -> None:
-    context = "sglang_ascend.speculative.vocabulary.context.ContextTracker.of"
-    HookRegistry.register(context, of, HookType.AROUND)
+    lists = "sglang_ascend.plugin.requests.draft_heads.lists.RequestLists"
+    HookRegistry.register(f"{lists}._choose", choose, HookType.AROUND)
     HookRegistry.register("sglang_ascend.plugin.mtp.forwards.MTPForwards.mtp", mtp, HookType.AROUND)
