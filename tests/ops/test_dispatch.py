@@ -23,6 +23,7 @@ BY_TORCH = {
 ON_CPU = {
     "attention.paged_gqa": "numba",
     "attention.paged_mla": "numba",
+    "chain.extend_context": "numba",
     "chain.look_up": "numba",
     "chain.place_draft_decode": "numba",
     "chain.prepare_step": "numba",
