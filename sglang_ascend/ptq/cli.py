@@ -194,7 +194,7 @@ def _make_grid(options: Options, globs: str, out: Path) -> None:
                 bar.set_postfix_str(name)
                 bar.update()
 
-            write(out, options, grid.run(step))
+            write(out, options, grid.run(step), grid.sensitivity())
     typer.echo(out / "grid.md")
 
 

@@ -2,23 +2,30 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.cli import app
+from sglang_ascend.models import catalog
 from sglang_ascend.ptq.evaluate import Judge, Score
+from sglang_ascend.ptq.folding.folded import FoldedCheckpoint
 from sglang_ascend.ptq.grid import run as grid_run
 from sglang_ascend.ptq.grid.cells import CELLS, chosen
 from sglang_ascend.ptq.grid.page import figures
 from sglang_ascend.ptq.grid.run import Grid, Options, Scored
-from sglang_ascend.ptq.grid.solve import matching, solve
+from sglang_ascend.ptq.grid.sensitivity import sensitivity
+from sglang_ascend.ptq.grid.solve import by_layer, matching, solve
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.text import own_text, read_texts
 from sglang_ascend.ptq.weights import Weights
+from sglang_ascend.quantization.checkpoint import Checkpoint
+from sglang_ascend.training.generation.outputs import chat_prompts
 from sglang_ascend.training.targets.families import Target
 
 INCLUDE = "model.layers.*.mlp.shared_experts.*"  # transformers has these as plain linears
@@ -116,8 +123,47 @@ def test_the_command_writes_a_page_a_plot_and_json(nano, finished):
     assert page.count("\n| int2 |") == 2 and "![KL of nano-deepseek's cells](grid.svg)" in page
     drawn = ElementTree.parse(folder / "grid.svg").getroot()
     assert sum(child.tag.endswith("circle") for child in drawn) == 2
+    found = json.loads((folder / "sensitivity.json").read_text())
+    lines = ElementTree.parse(folder / "sensitivity.svg").getroot()
+    kinds = {name.rpartition(".")[2] for name in found}
+    assert sum(child.tag.endswith("polyline") for child in lines) == len(kinds) == 8
     nothing = CliRunner().invoke(app, ["evaluate", "--against", str(nano)])
     assert nothing.exit_code == 2 and nothing.stderr.count("\n") == 1
+
+
+@torch.inference_mode()
+def test_a_linear_whose_inputs_have_one_large_channel_stands_out(nano):
+    """A gain of a norm times 300, in the second layer only; the linears behind it stand out."""
+    source = Checkpoint.open(nano)
+    norm = "model.layers.1.self_attn.q_a_layernorm.weight"
+    gain = torch.ones(source.entries[norm].shape[0])
+    target, tokens = Target.open(nano), [torch.arange(10, 70)]
+    planted = FoldedCheckpoint.of(source, {norm: gain.index_fill(0, torch.tensor([3]), 300.0)}, {})
+    ratios = []
+    for checkpoint in (planted, source):
+        layers = Layers(target, Weights(checkpoint))
+        found = sensitivity(layers, tokens, by_layer(layers, matching(layers, "*.q_b_proj")))
+        one = found.pop("model.layers.1.self_attn.q_b_proj")
+        others = found.values()
+        ratios.append([one[by] / max(other[by] for other in others) for by in one])
+    assert min(ratios[0]) > 3
+    assert max(ratios[1]) < 3  # the control: nothing is planted in the source
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_smollm2s_down_proj_of_layer_11_stands_out():
+    folder = catalog.model_path("smollm2-mtp")
+    rows = json.loads((Path(__file__).parents[1] / "data" / "heldout_chat.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    given = chat_prompts(tokenizer, [{"prompt": row["prompt"]} for row in rows[:8]])
+    layers = Layers(Target.open(folder), Weights(folder))
+    tokens = [torch.tensor(ids) for ids in given]
+    found = sensitivity(layers, tokens, by_layer(layers, matching(layers, "*.down_proj")))
+    second, worst = sorted(found, key=lambda name: found[name]["outliers"])[-2:]
+    print(worst, found[worst], second, found[second])
+    assert worst == "model.layers.11.mlp.down_proj"
+    assert found[worst]["outliers"] > 2 * found[second]["outliers"]
 
 
 def score(kl: float) -> Score:

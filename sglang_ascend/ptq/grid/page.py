@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sglang_ascend.ptq.evaluate import Score
 from sglang_ascend.ptq.grid.cells import CONTROL, GROUP
 from sglang_ascend.ptq.grid.run import Options, Scored
+from sglang_ascend.ptq.grid.sensitivity import drawing
 from sglang_ascend.ptq.report import dots, figure_of, shown_figure
 
 
@@ -101,17 +102,20 @@ def markdown(model: str, words: str, rows: Sequence[dict[str, Any]]) -> str:
         f"|{'---|' * len(COLUMNS)}",
         *(f"| {' | '.join(cell(row) for cell in COLUMNS.values())} |" for row in rows),
     ]
-    plot = f"![KL of {model}'s cells](grid.svg)"
-    lines = [f"# Formats and methods on {model}", "", words, "", *table, "", plot]
+    plots = [f"![KL of {model}'s cells](grid.svg)", "", "![Sensitivity](sensitivity.svg)"]
+    lines = [f"# Formats and methods on {model}", "", words, "", *table, "", *plots]
     return "\n".join(lines) + "\n"
 
 
-def write(folder: Path, options: Options, scored: Sequence[Scored]) -> None:
-    """`grid.json`, `grid.md` and `grid.svg` in `folder`."""
+def write(
+    folder: Path, options: Options, scored: Sequence[Scored], sensitivity: Mapping[str, Any]
+) -> None:
+    """`grid.json`, `grid.md`, `grid.svg` and `sensitivity.svg` in `folder`."""
     model, rows = options.against.name, figures(scored)
     named = [(f"{row['format']} {row['method']}", row["reply_kl"]) for row in rows]
     title = f"KL of replies to {model}, nats, with 95 % intervals"
     page = markdown(model, _words(options, scored), rows)
     (folder / "grid.json").write_text(json.dumps(rows, indent=2), encoding="utf-8")
     (folder / "grid.svg").write_text(dots(title, named, logarithmic=True), encoding="utf-8")
+    (folder / "sensitivity.svg").write_text(drawing(model, sensitivity), encoding="utf-8")
     (folder / "grid.md").write_text(page, encoding="utf-8")

@@ -15,14 +15,16 @@ from torch import Tensor
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.ptq.evaluate import Judge, Score
 from sglang_ascend.ptq.grid.cells import Cell
-from sglang_ascend.ptq.grid.solve import matching, solve
+from sglang_ascend.ptq.grid.sensitivity import sensitivity
+from sglang_ascend.ptq.grid.solve import by_layer, matching, solve
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.progress import replaced
 from sglang_ascend.ptq.text import Text, own_text, read_texts, replies_to, write_texts
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.training.targets.families import Target
 
-TASK, CELLS = "options.json", "cells"
+TASK, CELLS, SENSITIVITY = "options.json", "cells", "sensitivity.json"
+SENSITIVITY_TEXTS = 16
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,19 @@ class Grid:
             progress(cell.name)
         return found
 
+    def sensitivity(self) -> Mapping[str, Mapping[str, float]]:
+        """Of every linear, on the first of the texts that all are judged by."""
+        path = self.folder / SENSITIVITY
+        if not path.exists():
+            tokens = [text.tokens for text in self._judged()[:SENSITIVITY_TEXTS]]
+            wanted = by_layer(self.layers, matching(self.layers, "*"))
+            found = sensitivity(self.layers, tokens, wanted)
+            replaced(path, lambda part: part.write_text(json.dumps(found, indent=2)))
+        return _read(path)
+
+    def _judged(self) -> list[Text]:
+        return self._kept("judged", lambda: self.options.written_by(self.target))
+
     def _kept(self, name: str, write: Callable[[], list[Text]]) -> list[Text]:
         path = self.folder / f"{name}.safetensors"
         if not path.exists():
@@ -146,8 +161,7 @@ class Grid:
 
     def _score(self, cell: Cell, seed: int | None) -> Scored:
         if self._judge is None:
-            texts = self._kept("judged", lambda: self.options.written_by(self.target))
-            self._judge = Judge(self.options.against, texts, self.options.num_steps)
+            self._judge = Judge(self.options.against, self._judged(), self.options.num_steps)
         tokens, started = self._tokens(seed), time.perf_counter()
         solved = solve(self.layers, cell, self.options.include, tokens)
         judged = self._judge.score(Path(cell.name), solved)

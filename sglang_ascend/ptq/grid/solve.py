@@ -55,13 +55,13 @@ def solve(
         tokens: of the calibration text, which float layers read; unread where nothing calibrates.
         shown_as: what is made of the inputs [rows, in] of a linear before they are used.
     """
-    by_layer = _by_layer(layers, matching(layers, include))
+    wanted = by_layer(layers, matching(layers, include))
     if cell.smoothing is not None:
-        layers = _smoothed(layers, cell, by_layer, tokens)
-    recorded = by_layer if cell.sees_inputs else dict.fromkeys(by_layer, ())
+        layers = _smoothed(layers, cell, wanted, tokens)
+    recorded = wanted if cell.sees_inputs else dict.fromkeys(wanted, ())
     found = {}
     for number, layer, inputs in walked(layers, tokens, recorded):
-        for name in by_layer[number]:
+        for name in wanted[number]:
             linear, seen = layer.get_submodule(name), inputs.of(name)
             assert isinstance(linear, nn.Linear)
             seen = None if seen is None else shown_as(seen)
@@ -69,7 +69,7 @@ def solve(
     return Weights(layers.weights.checkpoint, found)
 
 
-def _by_layer(layers: Layers, names: list[str]) -> dict[int, list[str]]:
+def by_layer(layers: Layers, names: list[str]) -> dict[int, list[str]]:
     """`names` as they are inside each layer that has some."""
     found: dict[int, list[str]] = {}
     for number in range(layers.num_layers):
@@ -80,11 +80,11 @@ def _by_layer(layers: Layers, names: list[str]) -> dict[int, list[str]]:
 
 
 def _smoothed(
-    layers: Layers, cell: Cell, by_layer: dict[int, list[str]], tokens: list[Tensor]
+    layers: Layers, cell: Cell, wanted: dict[int, list[str]], tokens: list[Tensor]
 ) -> Layers:
     assert cell.smoothing is not None
     schemes = [
-        dict.fromkeys(by_layer.get(number, ()), cell.scheme) for number in range(layers.num_layers)
+        dict.fromkeys(wanted.get(number, ()), cell.scheme) for number in range(layers.num_layers)
     ]
     found = smoothings(layers, schemes, cell.smoothing, tokens)
     scales = {name: one.scale for name, one in found.items()}
