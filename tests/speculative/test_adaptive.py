@@ -9,6 +9,7 @@ from itertools import chain, pairwise, repeat
 
 import pytest
 
+from sglang_ascend.speculative.adaptive import estimates
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts, Tuning
 from sglang_ascend.speculative.adaptive.estimates import Acceptance, Costs
 from sglang_ascend.speculative.adaptive.value import StepCosts, expected_tokens, speedups
@@ -246,6 +247,28 @@ def test_a_pause_does_not_move_a_cost():
     for seconds in [0.01, 0.01, 5.0, 0.01, 0.01]:
         costs.record(4, 100.0, 2, seconds)
     assert costs.seconds(4, 100.0, 2) == 0.01
+
+
+def after_a_disturbance() -> float:
+    """Other work made the first steps slow, those that draft most of all."""
+    drafts, slow = AdaptiveDrafts(MAX_DRAFTS), Machine(weights=0.2, per_row=8e-3, draft=0.3)
+    list(serve(drafts, slow, repeat((1, 100), 60)))
+    assert drafts.in_force == 0
+    return mean(shares(serve(drafts, Machine(), repeat((1, 100), 500)))[200:])
+
+
+def test_what_was_measured_on_a_disturbed_machine_is_forgotten(monkeypatch):
+    assert after_a_disturbance() >= 0.97
+    monkeypatch.setattr(estimates, "DISTURBED", 0.0)
+    assert after_a_disturbance() < 0.9
+
+
+def test_more_drafts_never_cost_less():
+    costs = Costs()
+    for k, seconds in ((0, 0.01), (1, 0.3), (3, 0.02)):
+        for _ in range(3):
+            costs.record(4, 100.0, k, seconds)
+    assert [costs.seconds(4, 100.0, k) for k in (0, 1, 3)] == [0.01, 0.02, 0.02]
 
 
 def test_a_cost_that_was_not_measured_is_guessed_from_others():

@@ -24,6 +24,8 @@ BATCH_RATIO, CONTEXT_RATIO = 1.3, 4.0
 OPTIMISM, MOST_OPTIMISM = 0.97, 0.88
 # Doublings beyond which a guess is no knowledge.
 FAR = 1.5
+# A cost that falls to this share of itself says that the machine was disturbed before.
+DISTURBED = 0.5
 # A step's cost before any was measured, in units of one at batch 1: constant, per request, per
 # draft, per drafted row, per cached token of the batch.
 PRIOR_COST = np.array([0.8, 0.02, 0.1, 0.01, 1e-6])
@@ -93,7 +95,10 @@ class Costs:
     """Seconds of a step of a batch that verifies and drafts K tokens, K in 0..max_drafts.
 
     Where it was measured, the quartile. Elsewhere that of the nearest measured batch with the same
-    K, carried over by a linear model that is fitted to all quartiles.
+    K, carried over by a linear model that is fitted to all quartiles. More drafts never cost less.
+
+    A K that is not in force is measured in a few steps, and if the machine had other work just then
+    nothing would correct it. So all others are forgotten where a cost falls to half of itself.
     """
 
     def __init__(self) -> None:
@@ -109,11 +114,20 @@ class Costs:
         samples = self._samples.setdefault(bucket, deque(maxlen=WINDOW))
         samples.append(seconds)
         if len(samples) >= MIN_SAMPLES:
-            self._measured[bucket] = sorted(samples)[len(samples) // 4]
+            quartile = sorted(samples)[len(samples) // 4]
+            if quartile < DISTURBED * self._measured.get(bucket, 0.0):
+                self._forget_all_but(bucket, list(samples)[-MIN_SAMPLES:])
+            self._measured[bucket] = quartile
             self._features[bucket] = _features(batch_size, context, num_drafts)
             self._num_records += 1
             if len(samples) == MIN_SAMPLES or self._num_records % RECORDS_PER_FIT == 0:
                 self._is_outdated = True
+
+    def _forget_all_but(self, bucket: Bucket, samples: list[float]) -> None:
+        for held in (self._samples, self._measured, self._features):
+            held.clear()
+        self._known.clear()
+        self._samples[bucket] = deque(samples, maxlen=WINDOW)
 
     def is_known(self, batch_size: int, context: float, num_drafts: int) -> bool:
         """Whether it was measured here or not far from here."""
@@ -125,10 +139,10 @@ class Costs:
         return bucket in self._known
 
     def seconds(self, batch_size: int, context: float, num_drafts: int) -> float:
-        bucket = _bucket(batch_size, context, num_drafts)
-        measured = self._measured.get(bucket)
-        if measured is not None:
-            return measured
+        batch, length, _ = bucket = _bucket(batch_size, context, num_drafts)
+        if bucket in self._measured:
+            of_more = (other for other in self._measured if other[:2] == (batch, length))
+            return min(self._measured[other] for other in of_more if other[2] >= num_drafts)
         guess = self._modelled(_features(batch_size, context, num_drafts))
         nearest = self._nearest(bucket)
         if nearest is None:
