@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from sglang_ascend.speculative.step import LaunchedPhases, Requests
+from sglang_ascend.ops import chain, sampling
+from sglang_ascend.speculative.step import LaunchedPhases, Requests, StepConstants
 
 # Runs before a capture, so that nothing is compiled, loaded or planned within it.
 NUM_WARM_UPS = 2
@@ -143,3 +144,25 @@ class CapturedSteps:
         """The smallest with so many requests, None if even the largest has fewer."""
         place = bisect.bisect_left(self.sizes, batch_size)
         return self.of_size[self.sizes[place]] if place < len(self.sizes) else None
+
+
+def warm_up(
+    constants: StepConstants, req_to_token: torch.Tensor, page_size: int, vocab_size: int
+) -> None:
+    """Compiles what a step launches outside its graphs: the chain's operators, the filters.
+
+    Their kernels depend on these sizes and on no number of requests, so that nothing is compiled
+    while a request waits (``tests/ops/test_compiled_once.py``). Reads ``req_to_token``, int32
+    [requests, context length], and writes nowhere. Synchronises.
+    """
+    num_steps, device = constants.num_steps, req_to_token.device
+    lens = torch.ones(1, dtype=torch.int64, device=device)
+    window = constants.window
+    inputs = chain.prepare_step(lens, lens - 1, req_to_token, window, page_size, page_size)
+    tokens = torch.zeros(1, num_steps + 1, dtype=torch.int64, device=device)
+    accept_lens = chain.verify_chain(tokens, tokens[:, 1:])
+    chain.place_draft_decode(lens, accept_lens, inputs.slots, constants.draft_decode)
+    ones = torch.ones(num_steps + 1, device=device)
+    logits = torch.zeros(num_steps + 1, vocab_size, device=device)
+    top_ks = torch.full_like(ones, vocab_size, dtype=torch.int32)
+    sampling.filter_probs(logits, ones[:, None], top_ks, ones, torch.zeros_like(ones))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Numbers that change while serving are compiled for once, whether 1, a multiple of 16 or neither.
 
-@triton.jit
+
+@triton.jit(do_not_specialize=["num_pages"])
 def prepare_step(
     seq_lens,
     req_pool_indices,
@@ -46,7 +48,7 @@ def prepare_step(
         tl.store(row + pages, (first_slots // PAGE_SIZE).to(tl.int64), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch_size"])
 def verify_chain(
     sampled,
     draft_tokens,
@@ -70,7 +72,7 @@ def verify_chain(
     tl.store(accept_lens + requests, tl.min(kept, 1), mask=requests < batch_size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch_size"])
 def place_draft_decode(
     new_seq_lens,
     accept_lens,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from sglang_ascend.ops.sampling.triton_kernels import UNALIGNED
+
 
 @triton.jit
 def load_block(logits, start, vocab_size, BLOCK: tl.constexpr):
@@ -35,7 +37,7 @@ def end_of(chosen, space, BLOCK: tl.constexpr):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def weigh(
     logits,
     thresholds,

@@ -11,6 +11,9 @@ import triton.language as tl
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 LOWEST_KEY = tl.constexpr(-0x7F7FFFFF)  # of LOWEST
+# Several lie in one allocation: where they begin depends on the number of rows, and a kernel is
+# compiled once, whether that is a multiple of 16 bytes or not.
+UNALIGNED = ("tile_mass", "largest_logits", "masses", "row_masses", "cuts", "counts", "thresholds")
 
 
 @triton.jit
@@ -37,7 +40,7 @@ def crossing(keys, weights, wanted, low, high):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles_per_part"], do_not_specialize_on_alignment=UNALIGNED)
 def stream(
     logits,
     group_max,
@@ -68,7 +71,7 @@ def stream(
         tl.store(tile_mass + row * num_tiles + tile, tl.sum(tl.exp(x - largest)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def bound(
     group_max,
     tile_max,
@@ -170,7 +173,7 @@ def bisect(
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def refine(
     logits,
     group_max,

@@ -37,7 +37,7 @@ from sglang_ascend.plugin.requests.lookups import RequestLookups, make_lookups
 from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
-from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps
+from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps, warm_up
 from sglang_ascend.speculative.step import (
     LaunchedPhases,
     Phases,
@@ -145,13 +145,15 @@ class MTPWorker(EAGLEWorkerV2):
         if get_spec().speculative_adaptive:
             self.adaptive = make_adaptive(self.speculative_num_steps, self.target_worker)
         self.lookups = make_lookups(self.speculative_num_steps, self.target_worker)
-        if device_profile().captures_step and decodes_by_graphs():
-            self.captured_steps = capture_steps(
-                self.models,
-                self.sampling_parts,
-                self.step_constants[self.speculative_num_steps],
-                self.page_size,
-            )
+        if device_profile().captures_step:
+            target = self.target_worker.model_runner
+            constants = self.step_constants[self.speculative_num_steps]
+            req_to_token = target.req_to_token_pool.req_to_token
+            warm_up(constants, req_to_token, self.page_size, target.model_config.vocab_size)
+            if decodes_by_graphs():
+                self.captured_steps = capture_steps(
+                    self.models, self.sampling_parts, constants, self.page_size
+                )
 
     def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
         """As SGLang's, with the start of what is counted of each request's output."""
