@@ -166,3 +166,4 @@ def warm_up(
     logits = torch.zeros(num_steps + 1, vocab_size, device=device)
     top_ks = torch.full_like(ones, vocab_size, dtype=torch.int32)
     sampling.filter_probs(logits, ones[:, None], top_ks, ones, torch.zeros_like(ones))
+    torch.get_device_module(device).synchronize()
