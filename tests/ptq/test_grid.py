@@ -22,12 +22,13 @@ from sglang_ascend.ptq.grid.run import Grid, Options, Scored
 from sglang_ascend.ptq.grid.sensitivity import sensitivity
 from sglang_ascend.ptq.grid.solve import by_layer, matching, solve
 from sglang_ascend.ptq.layers import Layers
-from sglang_ascend.ptq.text import own_text, read_texts
+from sglang_ascend.ptq.text import own_text, read_texts, replies_to
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.training.generation.outputs import chat_prompts
 from sglang_ascend.training.targets.families import Target
 
+DATA = Path(__file__).parents[1] / "data"
 INCLUDE = "model.layers.*.mlp.shared_experts.*"  # transformers has these as plain linears
 FEW = {"texts": 3, "calibration_texts": 2, "calibration_seeds": 2, "include": INCLUDE}
 
@@ -187,10 +188,12 @@ def test_a_cell_of_several_seeds_is_beside_its_control_text_by_text():
 
 @pytest.mark.slow
 def test_shuffled_statistics_cost_more(nano):
-    """Of nano-deepseek's experts at 2 bits, by each method that calibrates and by three seeds."""
+    """Of nano-deepseek's experts at 2 bits, by each method that calibrates and by three seeds, on
+    held-out replies as the grid of docs/which-method.md has them."""
     target = Target.open(nano)
     layers = Layers(target, Weights(nano))
-    judge = Judge(nano, own_text(target, 77, 32))
+    prompts = [DATA / "heldout_maths.json", DATA / "heldout_nano_chat.json"]
+    judge = Judge(nano, replies_to(target, prompts, max_new_tokens=64, limit=40))
 
     def kl(cell, tokens, *shown_as) -> float:
         scores = judge.score(nano, solve(layers, cell, "*.experts.*", tokens, *shown_as)).scores
