@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from sglang_ascend.checkpoint import layers
 from sglang_ascend.checkpoint.config import ModelConfig
@@ -55,6 +56,15 @@ class Family:
     norms: tuple[str, ...]
 
 
+# NextN: the MTP layer is behind the last, has experts, and its parts have DeepSeek's names.
+_next_n = partial(
+    Family,
+    mtp_prefix="model.layers.{num_hidden_layers}",
+    mtp_is_sparse=True,
+    projection="eh_proj.weight",
+    norms=("enorm", "hnorm", "shared_head.norm"),
+)
+
 FAMILIES = (
     Family(
         architecture="MiMoForCausalLM",
@@ -68,40 +78,28 @@ FAMILIES = (
         norms=("token_layernorm", "hidden_layernorm", "final_layernorm"),
     ),
     *(
-        Family(
+        _next_n(
             architecture=architecture,
             draft_architecture="DeepseekV3ForCausalLMNextN",
             model_types=("deepseek_v3", "deepseek_v32"),
-            mtp_prefix="model.layers.{num_hidden_layers}",
             layer=layers.deepseek_layer,
             is_sparse=layers.deepseek_sparse,
-            mtp_is_sparse=True,
-            projection="eh_proj.weight",
-            norms=("enorm", "hnorm", "shared_head.norm"),
         )
         for architecture in ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM")
     ),
-    Family(
+    _next_n(
         architecture="Glm4MoeForCausalLM",
         draft_architecture="Glm4MoeForCausalLMNextN",
         model_types=("glm4_moe",),
-        mtp_prefix="model.layers.{num_hidden_layers}",
         layer=layers.glm4_moe_layer,
         is_sparse=layers.glm4_moe_sparse,
-        mtp_is_sparse=True,
-        projection="eh_proj.weight",
-        norms=("enorm", "hnorm", "shared_head.norm"),
     ),
-    Family(
+    _next_n(
         architecture="Glm4MoeLiteForCausalLM",
         draft_architecture="Glm4MoeLiteForCausalLMNextN",
         model_types=("glm4_moe_lite",),
-        mtp_prefix="model.layers.{num_hidden_layers}",
         layer=layers.glm4_moe_lite_layer,
         is_sparse=layers.glm4_moe_sparse,
-        mtp_is_sparse=True,
-        projection="eh_proj.weight",
-        norms=("enorm", "hnorm", "shared_head.norm"),
     ),
 )
 

@@ -64,10 +64,7 @@ def deepseek_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
 def glm4_moe_lite_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
     """Glm4MoeLiteDecoderLayer: latent attention (MLA), and a dense or an expert MLP."""
     yield from _latent_attention(config)
-    if sparse:
-        yield from _expert_mlp(config, router_biased=True, fusable=False)
-    else:
-        yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
+    yield from _glm4_mlp(config, sparse)
     yield from _layer_norms(config)
 
 
@@ -77,10 +74,7 @@ def glm4_moe_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
     if config.flag("use_qk_norm"):
         yield Expected("self_attn.q_norm.weight", (_head_dim(config),))
         yield Expected("self_attn.k_norm.weight", (_head_dim(config),))
-    if sparse:
-        yield from _expert_mlp(config, router_biased=True, fusable=False)
-    else:
-        yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
+    yield from _glm4_mlp(config, sparse)
     yield from _layer_norms(config)
 
 
@@ -166,6 +160,13 @@ def _expert_mlp(config: ModelConfig, router_biased: bool, fusable: bool) -> Iter
     num_shared = config.nullable_count("n_shared_experts")
     if num_shared:
         yield from _dense_mlp("mlp.shared_experts", config, num_shared * intermediate)
+
+
+def _glm4_mlp(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
+    if sparse:
+        yield from _expert_mlp(config, router_biased=True, fusable=False)
+    else:
+        yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
 
 
 def _layer_norms(config: ModelConfig) -> Iterator[Expected]:

@@ -25,9 +25,14 @@ class PoolState(ABC):
 
     def prefill(self, batch: ScheduleBatch) -> None:
         """Before the forward of prompts; rows of a mixed chunk bring their last emitted token."""
-        num_decoding = len(batch.decoding_reqs or ())
-        num_prompts = len(batch.reqs) - num_decoding
-        self.restart(batch.reqs[:num_prompts], batch.req_pool_indices[:num_prompts])
-        if num_decoding:
+        self.restart(*prompts_of(batch))
+        if num_decoding := len(batch.decoding_reqs or ()):
             rows, tokens = batch.req_pool_indices[-num_decoding:], batch.input_ids[-num_decoding:]
             self.advance(rows, tokens[:, None], torch.ones_like(rows))
+
+
+def prompts_of(batch: ScheduleBatch) -> tuple[list[Req], torch.Tensor]:
+    """The requests of a prefill whose prompts it has, and their rows of the pool, int [requests];
+    behind them come those of a mixed chunk that decode."""
+    num_prompts = len(batch.reqs) - len(batch.decoding_reqs or ())
+    return batch.reqs[:num_prompts], batch.req_pool_indices[:num_prompts]

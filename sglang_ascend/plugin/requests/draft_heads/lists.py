@@ -15,6 +15,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang_ascend.ops import chain, linear
 from sglang_ascend.plugin.quantization.head import QuantizedHead
 from sglang_ascend.plugin.requests.draft_heads.languages import RequestLanguages
+from sglang_ascend.plugin.requests.pool_state import prompts_of
 from sglang_ascend.speculative.vocabulary.context import ContextTracker
 from sglang_ascend.speculative.vocabulary.file import DraftVocabulary
 
@@ -48,10 +49,10 @@ class RequestLists:
 
     def before_prefill(self, batch: ScheduleBatch) -> None:
         # Once lengths are published the batch is the scheduler's again.
-        self._rows = rows = batch.req_pool_indices.clone()
-        # Rows of a mixed chunk bring their last emitted token, which is known already.
-        num_prompts = len(batch.reqs) - len(batch.decoding_reqs or ())
-        for req, row in zip(batch.reqs[:num_prompts], rows[:num_prompts].tolist(), strict=True):
+        self._rows = batch.req_pool_indices.clone()
+        # What the rows of a mixed chunk bring, their last emitted token, is known already.
+        reqs, rows = prompts_of(batch)
+        for req, row in zip(reqs, rows.tolist(), strict=True):
             self._context.restart(row, [*req.origin_input_ids, *req.output_ids])
         if self.languages is not None:
             self.languages.prefill(batch)
