@@ -52,6 +52,32 @@ def generate(
 
 
 @app.command()
+def text(
+    folder: TargetOption,
+    data: DataOption,
+    text: Annotated[
+        list[str], typer.Option(help="File .txt or .jsonl, or a folder of them; repeatable.")
+    ],
+    tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")],
+    max_length: Annotated[int, typer.Option(min=16, help="Tokens of a piece at most.")] = 320,
+    dtype: Annotated[
+        str, typer.Option(help="float32, or bfloat16 where the processor multiplies that fast.")
+    ] = "float32",
+    threads: ThreadsOption = 1,
+) -> None:
+    """Store others' text with the target's hiddens, one forward and no generation. Resumable."""
+    _use_threads(threads)
+    import torch
+
+    from sglang_ascend.training.generation.text import write_text_shards
+    from sglang_ascend.training.targets.families import Target
+    from sglang_ascend.training.vocabulary.sources import parse_sources
+
+    products = getattr(torch, dtype)
+    write_text_shards(Target.open(folder), data, parse_sources(text), max_length, tokens, products)
+
+
+@app.command()
 def train(
     folder: TargetOption,
     data: DataOption,

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.stats import chisquare
 from tiny_targets import FAMILIES, WORDS
 from transformers import PreTrainedTokenizerFast
 
@@ -22,7 +23,12 @@ from sglang_ascend.training.generation.conversation import (
     Conversation,
 )
 from sglang_ascend.training.generation.generate import GenerateConfig, Generator, generate_shards
-from sglang_ascend.training.generation.outputs import greedy_outputs, load_outputs, save_outputs
+from sglang_ascend.training.generation.outputs import (
+    greedy_outputs,
+    load_outputs,
+    sample,
+    save_outputs,
+)
 from sglang_ascend.training.generation.shards import read_prompt_list
 
 CONFIG = GenerateConfig(
@@ -85,6 +91,27 @@ def test_only_user_turns_are_cut_at_min_p_and_drawn_at_temperature_1(role, tempe
     rows = 400 * [SimpleNamespace(role=role, temperature=temperature)]
     logits = torch.tensor([0.6, 0.35, 0.05]).log().expand(len(rows), -1)
     assert set(generator._sample(logits, rows)) == drawn
+
+
+def test_draws_have_the_probabilities_of_the_softmax_at_their_temperature():
+    """Over 700 tokens, more than two blocks of them; a fifth have no probability."""
+    torch.manual_seed(0)
+    logits, count, temperature = 2 * torch.randn(1, 700), 40_000, 0.7
+    logits[0, :140] = -torch.inf
+    drawn = sample(logits.expand(count, -1), torch.full((count,), temperature))
+    seen = torch.bincount(drawn, minlength=700).double()
+    assert not seen[:140].any()
+
+    def p_value(temperature):
+        expected = count * (logits[0].double() / temperature).softmax(-1)
+        often = expected > 5
+        counts, wanted = (
+            torch.cat([values[often], values[~often].sum()[None]]) for values in (seen, expected)
+        )
+        return chisquare(counts.numpy(), wanted.numpy()).pvalue
+
+    assert p_value(temperature) > 1e-3
+    assert p_value(0.75) < 1e-9  # control
 
 
 def test_a_killed_generation_goes_on_behind_its_last_whole_shard(target, tmp_path):

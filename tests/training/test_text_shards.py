@@ -88,3 +88,21 @@ def test_text_is_trained_on_from_its_second_token_and_a_kill_loses_nothing(tmp_p
     counts = generated(whole)
     assert counts["sampled_tokens"] == 0
     assert counts["text_tokens"] == sum(len(piece) - 1 for piece in wanted)
+
+
+def test_sources_take_turns_until_each_has_ended(tmp_path, monkeypatch):
+    """Few tokens of much text are of all of it, and not of its first file."""
+    target = Target.open(write_target(tmp_path / "target", "LlamaForCausalLM"))
+    words = WORDS.split()
+    texts = {name: [f"{word} " * 12 for word in words[a:b]] for name, a, b in SPANS}
+    for name, lines in texts.items():
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    sources = parse_sources([str(tmp_path / f"{name}.jsonl") for name in texts])
+    write_text_shards(target, tmp_path / "data", sources, 32, 10_000)
+    sequences = load_shards(sorted((tmp_path / "data").iterdir()))
+    tokenizer = AutoTokenizer.from_pretrained(target.folder)
+    written = [tokenizer.decode(sequence.tokens).split()[-1] for sequence in sequences]
+    assert written == [words[0], words[3], words[1], words[2]]
+
+
+SPANS = (("long", 0, 3), ("short", 3, 4))

@@ -35,6 +35,9 @@ def run_recipe(target: Path, work: Path, tokens: int, rows: int, *options: str) 
         *("generate", "--target", target, "--data", data, "--exclude", work / "held_out.json"),
         *("--tokens", tokens, "--rows", rows, "--shard", 4),
     )
+    (work / "text.txt").write_text("Write the user a x ? " * 8)
+    train("text", "--target", target, "--data", data, "--text", work / "text.txt", "--tokens", 30)
+    assert (data / "text-00000.safetensors").exists()
     train(
         *("train", "--target", target, "--data", data, "--out", run, "--max-steps", STEPS),
         *("--tokens-per-batch", 600, *options),

@@ -169,9 +169,10 @@ def _work(address, element):
     group = num_heads // num_kv_heads
     num_rows = query_len * group
     parts = num_kv_heads // heads
-    scaled = np.zeros((heads, num_rows, _padded(dim, LANES)), np.float32)
-    weights = np.empty((heads, num_rows, _padded(longest, KEYS)), np.float32)
-    attended = np.empty((heads, num_rows, _padded(value_dim, LANES)), np.float32)
+    padded_rows = num_rows + (num_rows % ROWS == ROWS - 1)  # a row of zeros makes it a tile
+    scaled = np.zeros((heads, padded_rows, _padded(dim, LANES)), np.float32)
+    weights = np.zeros((heads, padded_rows, _padded(longest, KEYS)), np.float32)
+    attended = np.empty((heads, padded_rows, _padded(value_dim, LANES)), np.float32)
     keys = np.zeros((heads, BLOCK, scaled.shape[2]), np.float32)
     values = np.empty((heads, BLOCK, attended.shape[2]), np.float32)
     while True:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tqdm import trange
@@ -14,6 +15,8 @@ from sglang_ascend.training.acceptance import Output
 from sglang_ascend.training.generation.shards import with_last_hidden
 from sglang_ascend.training.targets.decoder import Decoder
 from sglang_ascend.training.targets.families import Target
+
+BLOCK = 256  # tokens of a vocabulary whose probabilities are summed first
 
 
 def chat_prompts(tokenizer, prompts: list[dict[str, str]]) -> list[list[int]]:
@@ -88,14 +91,35 @@ def sample(
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
     """One token id for each row of [rows, vocabulary]; temperature 0 is greedy."""
-    tokens = logits.argmax(-1)
+    tokens = logits.max(-1).indices  # several times faster than argmax in bfloat16
     if temperatures is None or not temperatures.any():
         return tokens
     warm = temperatures.nonzero()[:, 0]
-    probs = (logits[warm].float() / temperatures[warm, None]).softmax(-1)
-    noise = torch.empty_like(probs).exponential_(generator=generator)
-    tokens[warm] = (probs / noise).argmax(-1)
+    tokens[warm] = _draw((logits[warm].float() / temperatures[warm, None]).softmax(-1), generator)
     return tokens
+
+
+def _draw(probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tensor:
+    """One index for each row of [rows, n], by inverse transform: first the block of indices whose
+    cumulative sum passes the drawn share, then the index in it. Two short cumulative sums are far
+    cheaper than noise for every index."""
+    rows = len(probs)
+    blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).view(rows, -1, BLOCK)
+    block, share = _pass(blocks.sum(-1), torch.rand(rows, 1, generator=generator))
+    within, _ = _pass(blocks[torch.arange(rows), block[:, 0]], share)
+    return (block * BLOCK + within)[:, 0]
+
+
+def _pass(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The index whose cumulative weight passes the share `uniform` of all [rows, 1], and how far
+    into it that share lies."""
+    mass = weights.cumsum(-1)
+    wanted = uniform * mass[:, -1:]
+    # Next to 1 a share may round to the whole: the last index with a weight takes it.
+    wanted = torch.minimum(wanted, torch.nextafter(mass[:, -1:], mass.new_zeros(())))
+    index = torch.searchsorted(mass, wanted, right=True)
+    weight = weights.gather(1, index)
+    return index, ((wanted - (mass.gather(1, index) - weight)) / weight).clamp(0, 1)
 
 
 def save_outputs(path: Path, outputs: list[Output]) -> None:

@@ -6,7 +6,7 @@ What a draft learns from a row is the target's distribution there, whoever wrote
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +43,16 @@ def hidden_states(model: Any, pieces: list[Tensor]) -> list[Tensor]:
 
 
 def write_text_shards(
-    target: Target, out: Path, sources: list[Source], max_length: int, num_tokens: int
+    target: Target,
+    out: Path,
+    sources: list[Source],
+    max_length: int,
+    num_tokens: int,
+    dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Adds shards of `sources` to `out` until they hold `num_tokens`, or the text ends.
+    """Adds shards of `sources` in turns to `out` until they hold `num_tokens`, or the text ends.
 
-    After a kill the same call goes on behind the last whole shard.
+    After a kill the same call goes on behind the last whole shard. `dtype` is of the products.
 
     Raises:
         ValueError: a source cannot be read, or has no piece that is long enough.
@@ -64,7 +69,7 @@ def write_text_shards(
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
     begin = [i for i in tokenizer("").input_ids if i != tokenizer.eos_token_id]
     stream = islice(_pieces(sources, tokenizer, begin, max_length), past, None)
-    model = target.load_model()
+    model = target.load_model(dtype)
     with tqdm(desc="text", total=num_tokens, initial=counted, unit="token") as bar:
         number = len(done)
         while counted < num_tokens and (pieces := list(islice(stream, DOCUMENTS_PER_SHARD))):
@@ -83,18 +88,24 @@ def write_text_shards(
 def _pieces(
     sources: list[Source], tokenizer: Any, begin: list[int], max_length: int
 ) -> Iterator[list[int]]:
-    """Every document in pieces of at most `max_length` tokens, none twice."""
+    """Pieces of at most `max_length` tokens, none twice, of a document of each source in turn."""
     seen: set[int] = set()
 
     def encode(text: str) -> list[int]:
         return tokenizer(text, add_special_tokens=False).input_ids
 
     size = max_length - len(begin)
-    for source in sources:
-        for tokens in documents(source, encode):
-            for start in range(0, len(tokens), size):
-                piece = tokens[start : start + size]
-                key = hash(tuple(piece))
-                if len(piece) >= MIN_TOKENS and key not in seen:
-                    seen.add(key)
-                    yield [*begin, *piece]
+    for tokens in _in_turns([documents(source, encode) for source in sources]):
+        for start in range(0, len(tokens), size):
+            piece = tokens[start : start + size]
+            key = hash(tuple(piece))
+            if len(piece) >= MIN_TOKENS and key not in seen:
+                seen.add(key)
+                yield [*begin, *piece]
+
+
+def _in_turns(streams: list[Iterator[list[int]]]) -> Iterator[list[int]]:
+    """One of each stream, and again, until all have ended."""
+    nothing: list[int] = []
+    for row in zip_longest(*streams, fillvalue=nothing):
+        yield from (one for one in row if one is not nothing)

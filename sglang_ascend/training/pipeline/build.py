@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sglang_ascend.bench.rounds import TASKS
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME as VOCABULARY
 from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
@@ -208,7 +210,8 @@ class Pipeline:
     def _read_text(self) -> None:
         options = self.options
         length, tokens = options.max_length, options.text_tokens
-        write_text_shards(self.target, self.data, self.sources, length, tokens)
+        dtype = getattr(torch, options.dtype)
+        write_text_shards(self.target, self.data, self.sources, length, tokens, dtype)
 
     def _train(self) -> None:
         options, steps = self.options, self._max_steps()
