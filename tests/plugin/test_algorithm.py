@@ -216,7 +216,6 @@ def test_what_mtp_cannot_serve_is_refused_in_one_sentence_that_names_the_flag(
 
 REFUSED_WITH_LOOKUP = [
     "--speculative-adaptive",
-    "--speculative-use-rejection-sampling",
     "--enable-hierarchical-cache",
     "--disaggregation-mode",
 ]

@@ -13,8 +13,18 @@ from acceptance_oracle import AcceptanceOracle, Judgement
 from launched_server import LaunchedServer, Reply, ServerConfig, greedy
 from server_pairs import TEST_TIMEOUT_S, ask_both, plain_and_mtp
 from server_pool import ServerPool
-from serving_prompts import lossless_mix
+from serving_prompts import conversation, lossless_mix
 from test_accepted_steps import CONCURRENCY, NUM_TIES, ask_twice, small_pool
+from test_sampling_distribution import (
+    ALLOWED,
+    MAX_P_BROKEN,
+    NUM_DRAWS,
+    REJECTION,
+    Cells,
+    check_distribution,
+    p_of,
+    token_of,
+)
 from watched_acceptance import Answer, ask, judge, mistaken, watched
 
 Prompts = list[list[int]]
@@ -124,13 +134,18 @@ def test_replies_do_not_change_and_say_what_their_drafts_came_from(
 
             expected, found = ask_both(pair, question)
             assert [reply.tokens for reply in found] == [reply.tokens for reply in expected]
+    check_both_drafted(pair[1])
+    assert "Lookup drafts accepted by position: " in pair[1].log()
+
+
+def check_both_drafted(server: LaunchedServer) -> None:
     of_lookup, accepted, of_mtp = (
-        counted(pair[1], name)
+        counted(server, name)
         for name in ("lookup_drafts_total", "accepted_lookup_drafts_total", "drafts_total")
     )
+    print(f"{accepted:.0f} of {of_lookup:.0f} lookups kept, {of_mtp:.0f} drafts of the MTP layer")
     assert 0 < accepted < of_lookup
     assert of_mtp > 0
-    assert "Lookup drafts accepted by position: " in pair[1].log()
 
 
 def counted(server: LaunchedServer, name: str) -> float:
@@ -138,3 +153,54 @@ def counted(server: LaunchedServer, name: str) -> float:
     lines = requests.get(f"{server.url}/metrics", timeout=60).text.splitlines()
     values = (line.split()[-1] for line in lines if line.startswith(f"sglang_ascend:{name}{{"))
     return sum(map(float, values))
+
+
+@pytest.fixture
+def seven_digits(tokenizer) -> Cells:
+    return Cells([token_of(tokenizer, text) for text in ALLOWED[:2]], length=7)
+
+
+@pytest.fixture
+def repeated_digits(tokenizer) -> list[int]:
+    """Digits follow two pairs of them, and where another pair was emitted nothing is found, so that
+    a batch has chains of both kinds."""
+    return conversation(tokenizer, "Which is larger, 5577 or 2?")
+
+
+def rejecting(model_folder: Path, folder: Path, *parts: str, **variables: str) -> ServerConfig:
+    _, mtp = plain_and_mtp(model_folder, mtp_flags=("--enable-metrics", *REJECTION))
+    return with_lookup(watched(mtp, folder, "record_lookups", *parts, **variables))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("always", [{}, {"ALWAYS_LOOKUP": "1"}])
+def test_rejection_sampling_has_the_models_distribution_where_chains_are_looked_up(
+    servers: ServerPool,
+    model_folder: Path,
+    reference,
+    folder: Path,
+    repeated_digits: list[int],
+    seven_digits: Cells,
+    always: dict[str, str],
+) -> None:
+    pair = servers.get(plain_and_mtp(model_folder)[0], rejecting(model_folder, folder, **always))
+    asked = (pair, reference, repeated_digits, seven_digits, "temperature 1", NUM_DRAWS // 4)
+    check_distribution(*asked)
+    check_both_drafted(pair[1])
+
+
+@pytest.mark.slow
+def test_a_lookup_that_is_judged_as_drawn_is_found(
+    servers: ServerPool,
+    model_folder: Path,
+    reference,
+    folder: Path,
+    repeated_digits: list[int],
+    seven_digits: Cells,
+) -> None:
+    """The control of the test above."""
+    config = rejecting(model_folder, folder, "lookups_judged_as_drawn", ALWAYS_LOOKUP="1")
+    (server,) = servers.get(config)
+    # Or a reply that the model cannot give.
+    with pytest.raises(AssertionError):
+        assert p_of(server, reference, repeated_digits, seven_digits) > MAX_P_BROKEN

@@ -204,10 +204,6 @@ def _unsupported_with_lookup(server_args: Any) -> dict[str, bool]:
     return _unsupported_where_the_layer_is_skipped(variable, server_args) | {
         # Its costs and acceptance are those of the MTP layer's chains.
         f"{variable} with --speculative-adaptive": _asks_adaptive(server_args),
-        # A token that was looked up was not drawn from a distribution.
-        f"{variable} with --speculative-use-rejection-sampling": bool(
-            server_args.speculative_use_rejection_sampling
-        ),
     }
 
 

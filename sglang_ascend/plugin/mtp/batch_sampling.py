@@ -20,6 +20,7 @@ from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
 from sglang_ascend.plugin.requests.penalties import RequestPenalties
 from sglang_ascend.sampling.lossy import Threshold, emit
 from sglang_ascend.sampling.noise import Decision, exponential, uniform
+from sglang_ascend.speculative.drawn import with_certain
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,9 @@ class BatchSampling:
     def draft_probs(self) -> torch.Tensor | None:
         """float [batch, K, vocab_size]; 0 for tokens that a draft cannot be.
 
-        A draft that was not drawn has a point mass: the one behind a prompt, and the repetitions
-        that make a chain longer. None for a chain without drafts, whose row is drawn as plain
-        decode draws it.
+        A draft that was not drawn has a point mass: the one behind a prompt, the repetitions that
+        make a chain longer, and a lookup. None for a chain without drafts, whose row is drawn as
+        plain decode draws it.
         """
         if not self.draws_drafts or self.width == 1:
             return None
@@ -82,9 +83,7 @@ class BatchSampling:
             shape = (*self._drafts.shape, self.info.vocab_size)
             everywhere = torch.zeros(shape, device=self._drafts.device)
             probs = everywhere if probs is None else everywhere.index_copy_(-1, vocabulary, probs)
-        drafts = self._drafts[..., None]
-        # What was drawn has a probability.
-        return probs.scatter_add_(-1, drafts, (probs.gather(-1, drafts) == 0).float())
+        return with_certain(probs, self._drafts)
 
     @property
     def lossy_rule(self) -> Callable[..., tuple[torch.Tensor, torch.Tensor]] | None:

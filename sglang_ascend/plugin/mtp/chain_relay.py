@@ -15,8 +15,9 @@ class ChainRelay(FutureMap):
 
     Core's relay keeps four buffers (token, probability, draft, hidden state); the chain is
     drafted before the step ends, so nothing but tokens has to survive it. Rejection sampling adds
-    the distributions that the drafts were drawn from, and how many were: behind a prompt, and in a
-    chain that is longer than what was drafted, others stand that were not drawn.
+    the distributions that the drafts were drawn from, and how many were: behind a prompt, in a
+    chain that is longer than what was drafted, and where it was looked up, others stand that were
+    not drawn.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -56,5 +57,7 @@ class ChainRelay(FutureMap):
         if self.draft_probs is None:
             return None
         probs = self.draft_probs[indices, :width]
-        places = torch.arange(width, device=probs.device)
-        return probs.mul_((places < self.num_drawn[indices, None])[..., None])
+        places = torch.arange(probs.shape[1], device=probs.device)
+        probs.mul_((places < self.num_drawn[indices, None])[..., None])
+        # A lookup may be longer than what the MTP layer drafts.
+        return torch.nn.functional.pad(probs, (0, 0, 0, width - probs.shape[1]))

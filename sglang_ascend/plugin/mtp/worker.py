@@ -38,6 +38,7 @@ from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penal
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
 from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps, warm_up
+from sglang_ascend.speculative.lookup.phases import LookupPhases
 from sglang_ascend.speculative.step import (
     LaunchedPhases,
     Phases,
@@ -138,7 +139,9 @@ class MTPWorker(EAGLEWorkerV2):
             drafted,
             None if skips is None else skips.skipped,
         )
-        return launched if self.lookups is None else self.lookups.phases(launched)
+        if self.lookups is None:
+            return launched
+        return LookupPhases(launched, self.lookups.drafts, sampling.next_draft_probs)
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()

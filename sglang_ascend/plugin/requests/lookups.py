@@ -16,9 +16,7 @@ from sglang_ascend.plugin.observability.step import make_lookup_counts
 from sglang_ascend.plugin.requests.pool_state import PoolState
 from sglang_ascend.speculative.acceptance_counts import AcceptanceCounts
 from sglang_ascend.speculative.lookup.drafts import LookupDrafts
-from sglang_ascend.speculative.lookup.phases import LookupPhases
 from sglang_ascend.speculative.skipped import SkippedRows
-from sglang_ascend.speculative.step import LaunchedPhases
 
 
 class RequestLookups(PoolState):
@@ -55,9 +53,6 @@ class RequestLookups(PoolState):
         ]
         self._unsettled.append(looked_up)
         return max(self.drafts.num_mtp_drafts, *lengths)
-
-    def phases(self, launched: LaunchedPhases) -> LookupPhases:
-        return LookupPhases(launched, self.drafts)
 
     def settle(self, accepted: Sequence[int]) -> list[int]:
         """The scheduler has the accepted drafts of the oldest step -> those of the MTP layer."""

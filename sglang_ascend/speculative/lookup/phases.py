@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from sglang_ascend.speculative.lookup.drafts import LookupDrafts
@@ -11,11 +13,14 @@ from sglang_ascend.speculative.step import LaunchedPhases, Requests
 class LookupPhases:
     """``Phases`` whose next chains are looked up where that is worth more than drafting them.
 
-    Where it is for every request, the MTP layer does not run.
+    Where it is for every request, the MTP layer does not run. ``drawn_from`` fills as that layer
+    drafts: of each draft the distribution that it was drawn from, [batch, vocab_size].
     """
 
-    def __init__(self, phases: LaunchedPhases, drafts: LookupDrafts) -> None:
-        self.phases, self.drafts = phases, drafts
+    def __init__(
+        self, phases: LaunchedPhases, drafts: LookupDrafts, drawn_from: Sequence[torch.Tensor] = ()
+    ) -> None:
+        self.phases, self.drafts, self.drawn_from = phases, drafts, drawn_from
 
     def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
         # Once lengths are published the batch is the scheduler's again.
@@ -35,4 +40,7 @@ class LookupPhases:
         if bool(found.is_chosen.all()):
             self.phases.num_drafts = 0
         drafted = self.phases.draft(sampled, accept_lens, new_seq_lens)
+        for probs in self.drawn_from:
+            # What is verified in their place was drawn from nothing.
+            probs[found.is_chosen] = 0.0
         return found.instead_of(drafted)
