@@ -46,9 +46,10 @@ def draft_matches(
     `draft_ids` (int64, ascending) restricts the drafts to these tokens, `with_context` joined by
     those of prompt and reply so far.
     """
-    hidden = output.hidden[None].float()
+    device = head.device
+    hidden, tokens = output.hidden[None].to(device).float(), output.tokens.to(device)
     with torch.inference_mode():
-        chain = run_chain(layer, hidden, output.tokens[None], embedding, num_steps)
+        chain = run_chain(layer, hidden, tokens[None], embedding, num_steps)
         length = len(output.tokens)
         matches = torch.zeros(length - 1, num_steps, dtype=torch.bool)
         for step, states in enumerate(chain, start=1):
@@ -58,8 +59,8 @@ def draft_matches(
             logits = F.linear(states[0, slots.start : slots.stop], head)
             if draft_ids is not None:
                 allowed = _allowed(output.tokens, slots, draft_ids, len(head), with_context)
-                logits = logits.where(allowed, -torch.inf)
-            drafts = logits.argmax(-1)
+                logits = logits.where(allowed.to(device), -torch.inf)
+            drafts = logits.argmax(-1).cpu()
             wanted = output.tokens[slots.start + step + 1 :]
             matches[slots.start : slots.stop, step - 1] = drafts == wanted
     return matches.tolist()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from sglang_ascend.training.targets.families import Target
 
 app = typer.Typer(
     help="Train the MTP layer of a checkpoint on the model's own outputs (FastMTP): generate, "
@@ -21,6 +24,16 @@ TargetOption = Annotated[
 DataOption = Annotated[Path, typer.Option("--data", help="Folder of the generated shards.")]
 RunOption = Annotated[Path, typer.Option("--run", help="The folder that `train` wrote.")]
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="auto (an accelerator where there is one), cpu, cuda, npu.")
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        help="Of the products: float32 or bfloat16. Without it float32 on a CPU, else bfloat16.",
+    ),
+]
 
 
 @app.command()
@@ -34,9 +47,8 @@ def generate(
     seed: Annotated[int, typer.Option(help="One seed per process; names the shards.")] = 0,
     rows: Annotated[int, typer.Option(min=1, help="Conversations decoded at once.")] = 96,
     shard: Annotated[int, typer.Option(min=1, help="Conversations in a shard.")] = 128,
-    dtype: Annotated[
-        str, typer.Option(help="float32, or bfloat16 where the processor multiplies that fast.")
-    ] = "float32",
+    dtype: DtypeOption = None,
+    device: DeviceOption = "auto",
     threads: ThreadsOption = 1,
 ) -> None:
     """Let the target write user turns and replies; store tokens and hiddens. Resumable."""
@@ -44,11 +56,13 @@ def generate(
     from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
     from sglang_ascend.training.generation.prompt_files import read_prompts
     from sglang_ascend.training.generation.prompts import prompt_key
-    from sglang_ascend.training.targets.families import Target
+    from sglang_ascend.training.targets.device import default_dtype
 
     excluded = {prompt_key(row["prompt"]) for row in read_prompts(exclude)}
+    target = _open(folder, device)
+    dtype = dtype or default_dtype(target.device)
     config = GenerateConfig(seed=seed, rows=rows, sequences_per_shard=shard, dtype=dtype)
-    generate_shards(Target.open(folder), data, config, excluded, tokens)
+    generate_shards(target, data, config, excluded, tokens)
 
 
 @app.command()
@@ -60,9 +74,8 @@ def text(
     ],
     tokens: Annotated[int, typer.Option(min=1, help="Stop after this many tokens.")],
     max_length: Annotated[int, typer.Option(min=16, help="Tokens of a piece at most.")] = 320,
-    dtype: Annotated[
-        str, typer.Option(help="float32, or bfloat16 where the processor multiplies that fast.")
-    ] = "float32",
+    dtype: DtypeOption = None,
+    device: DeviceOption = "auto",
     threads: ThreadsOption = 1,
 ) -> None:
     """Store others' text with the target's hiddens, one forward and no generation. Resumable."""
@@ -70,11 +83,12 @@ def text(
     import torch
 
     from sglang_ascend.training.generation.text import write_text_shards
-    from sglang_ascend.training.targets.families import Target
+    from sglang_ascend.training.targets.device import default_dtype
     from sglang_ascend.training.vocabulary.sources import parse_sources
 
-    products = getattr(torch, dtype)
-    write_text_shards(Target.open(folder), data, parse_sources(text), max_length, tokens, products)
+    target = _open(folder, device)
+    products = getattr(torch, dtype or default_dtype(target.device))
+    write_text_shards(target, data, parse_sources(text), max_length, tokens, products)
 
 
 @app.command()
@@ -98,9 +112,8 @@ def train(
     hidden_weight: Annotated[
         float, typer.Option(min=0.0, help="Weight of smooth-L1 to the target's hidden.")
     ] = 1.0,
-    dtype: Annotated[
-        str, typer.Option(help="float32, or bfloat16 where the processor multiplies that fast.")
-    ] = "float32",
+    dtype: DtypeOption = None,
+    device: DeviceOption = "auto",
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Leave the target's own MTP layer aside.")
     ] = False,
@@ -111,11 +124,11 @@ def train(
     _use_threads(threads)
     from sglang_ascend.training.loss import LossConfig
     from sglang_ascend.training.parallel import trainer_class
-    from sglang_ascend.training.targets.families import Target
+    from sglang_ascend.training.targets.device import default_dtype
     from sglang_ascend.training.targets.start import started_layer
     from sglang_ascend.training.trainer import TrainConfig
 
-    target = Target.open(folder)
+    target = _open(folder, device)
     layer = started_layer(target, data, out, seed, from_scratch)
     config = TrainConfig(
         max_steps=max_steps,
@@ -124,7 +137,7 @@ def train(
         average_decay=average_decay,
         tokens_per_batch=tokens_per_batch,
         seed=seed,
-        dtype=dtype,
+        dtype=dtype or default_dtype(target.device),
     )
     loss = LossConfig(
         num_steps=num_steps,
@@ -152,6 +165,7 @@ def evaluate(
     context: Annotated[
         bool, typer.Option(help="Drafts may be tokens of their own text too, as a CPU's are.")
     ] = True,
+    device: DeviceOption = "auto",
     threads: ThreadsOption = 1,
 ) -> None:
     """Print acceptance length per domain with lookup baseline and loop share, as JSON."""
@@ -160,10 +174,9 @@ def evaluate(
     from sglang_ascend.training.acceptance import evaluate as measure
     from sglang_ascend.training.generation import outputs as replies
     from sglang_ascend.training.generation.prompt_files import read_prompts
-    from sglang_ascend.training.targets.families import Target
     from sglang_ascend.training.targets.start import own_layer, trained_layer
 
-    target = Target.open(folder)
+    target = _open(folder, device)
     layer = trained_layer(target, run) if run else own_layer(target)
     if not outputs.exists():
         rows = read_prompts(prompts)
@@ -236,6 +249,13 @@ def provenance(
         name: read_json(Path(file)) for name, _, file in (pair.partition("=") for pair in add or ())
     }
     write_record(out, {**begin, "note": note, **record(data, run), **added})
+
+
+def _open(folder: Path, device: str) -> Target:
+    from sglang_ascend.training.targets.device import compute_device
+    from sglang_ascend.training.targets.families import Target
+
+    return Target.open(folder, device=compute_device(device))
 
 
 def _use_threads(threads: int) -> None:

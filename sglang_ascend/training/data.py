@@ -62,14 +62,17 @@ def pass_order(sequences: list[Sequence], tokens_per_batch: int, seed: int) -> l
 
 
 def collate(
-    sequences: list[Sequence], min_position: int, dtype: torch.dtype = torch.float32
+    sequences: list[Sequence],
+    min_position: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
 ) -> tuple[Tensor, Tensor, tuple]:
-    """Right-padded (tokens, hidden in `dtype`, rows); rows index the positions whose next token
-    is trained, as `loss.chain_loss` takes them."""
+    """Right-padded (tokens, hidden in `dtype`, rows) on `device`; rows index the positions whose
+    next token is trained, as `loss.chain_loss` takes them."""
     pad = torch.nn.utils.rnn.pad_sequence
     tokens = pad([sequence.tokens for sequence in sequences], batch_first=True)
-    hidden = pad([sequence.hidden.to(dtype) for sequence in sequences], batch_first=True)
+    hidden = pad([sequence.hidden for sequence in sequences], batch_first=True)
     trained = pad([sequence.trained for sequence in sequences], batch_first=True)
     trained[:, : min_position + 1] = False
-    sequence, following = trained.nonzero(as_tuple=True)
-    return tokens, hidden, (sequence, following - 1)
+    sequence, following = (index.to(device) for index in trained.nonzero(as_tuple=True))
+    return tokens.to(device), hidden.to(device).to(dtype), (sequence, following - 1)

@@ -48,7 +48,7 @@ class ParallelTrainer(Trainer):
         self.batches = self.batches[: min(_gathered(len(self.batches)))]
 
     def _joined(self, vocabulary: Tensor) -> Tensor:
-        return torch.cat(_gathered(vocabulary)).unique()
+        return torch.cat(_gathered(vocabulary.cpu())).unique().to(self.device)
 
     def _return_gradients(self, num_rows: int) -> None:
         super()._return_gradients(num_rows)

@@ -31,7 +31,8 @@ def record(data: Path, run: Path) -> dict[str, Any]:
         progress = json.loads(file.metadata()["progress"])
     return {
         "commit": git_commit(),
-        "hardware": f"{platform.machine()}, {progress['config'].get('dtype')}, no GPU",
+        "hardware": f"{platform.machine()}, {progress['config'].get('dtype')}, "
+        f"{progress.get('device', 'cpu')}",
         "versions": {"python": platform.python_version()}
         | {package: version(package) for package in PACKAGES},
         "data": generated(data),

@@ -55,7 +55,11 @@ class TrainConfig:
 
 
 class Trainer:
-    """Trains `layer` on shards; every state it needs to go on lies in its checkpoint folder."""
+    """Trains `layer` on shards; every state it needs to go on lies in its checkpoint folder.
+
+    It computes where layer, embedding and head lie. Shards, the log and the checkpoint are the
+    CPU's, and a checkpoint goes on on any device.
+    """
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class Trainer:
         self.config, self.loss = config, loss
         self.dtype = config.torch_dtype
         self.layer, self.worker = layer, _in_dtype(layer, self.dtype)
+        self.device = embedding.device
         self.embedding, self.head = embedding.to(self.dtype), head.to(self.dtype)
         self.data, self.out = data, out
         self.optimizers = _optimizers(layer, config)
@@ -119,7 +124,8 @@ class Trainer:
         self.shards = shards
         seed = self.config.seed * 1000 + self.pass_number
         self.batches = pass_order(self.sequences, self.config.tokens_per_batch, seed)
-        self.frequent = frequent_tokens(self.sequences, self.config.loss_vocabulary, len(self.head))
+        count, vocab_size = self.config.loss_vocabulary, len(self.head)
+        self.frequent = frequent_tokens(self.sequences, count, vocab_size).to(self.device)
 
     def _own(self, shards: list[str]) -> list[str]:
         """Those of a pass's shards that this process trains on."""
@@ -131,7 +137,7 @@ class Trainer:
 
     def _train_step(self) -> tuple[list[float], int]:
         batch = [self.sequences[i] for i in self.batches[self.batch_number]]
-        tokens, hidden, rows = collate(batch, self.loss.num_steps, self.dtype)
+        tokens, hidden, rows = collate(batch, self.loss.num_steps, self.dtype, self.device)
         labels = tokens[rows[0], rows[1] + 1]
         vocabulary = self._joined(torch.cat([self.frequent, labels]).unique())
         head = self.head[vocabulary]
@@ -203,10 +209,12 @@ class Trainer:
             "pass_number": self.pass_number,
             "batch_number": self.batch_number,
             "shards": self.shards,
+            "device": str(self.device),
             "config": asdict(self.config),
             "loss": asdict(self.loss),
         }
         part = self.out / "checkpoint.part"
+        tensors = {name: value.cpu() for name, value in tensors.items()}
         save_file(tensors, part, metadata={"progress": json.dumps(progress)})
         part.rename(self.out / CHECKPOINT)
 
@@ -227,7 +235,10 @@ class Trainer:
         self.layer.load_state_dict(_below("layer.", tensors))
         for name, parameter in self.layer.named_parameters():
             self.average[name].copy_(tensors[f"average.{name}"])
-            self._state_of(parameter).update(_below(f"optimizer.{name}.", tensors))
+            for key, value in _below(f"optimizer.{name}.", tensors).items():
+                # torch's optimizers count their steps on the CPU.
+                kept = value if value.dim() == 0 else value.to(self.device)
+                self._state_of(parameter)[key] = kept
         self.step = progress["step"]
         self.pass_number = progress["pass_number"]
         self.batch_number = progress["batch_number"]

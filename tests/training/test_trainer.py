@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pretended_device import pretended
 from safetensors.torch import load_file, save_file
 from tiny_targets import FAMILIES
 
@@ -59,7 +60,7 @@ def trainer(target, kind, data, out, config=CONFIG):
     layer = MTPLayer(target)
     layer.initialize(torch.ones(SIZE), 0.3, generator)
     embedding = torch.randn(VOCABULARY, SIZE, generator=generator)
-    loss = LossConfig(num_steps=2)
+    embedding, loss = embedding.to(target.device), LossConfig(num_steps=2)
     return kind(layer, embedding, embedding, data, out, config, loss)
 
 
@@ -73,6 +74,25 @@ def test_resuming_after_a_kill_gives_identical_weights(target, tmp_path):
     resumed = load_file(tmp_path / "killed" / "checkpoint.safetensors")
     assert whole.keys() == resumed.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_training_may_go_on_on_another_device(target, tmp_path):
+    """From a pretended one on the CPU, and back, to the weights of the CPU alone."""
+    write_data(tmp_path / "data")
+    config = replace(CONFIG, dtype="bfloat16")
+    there = replace(target, device=torch.device("cuda", 0))
+    trainer(target, Trainer, tmp_path / "data", tmp_path / "whole", config).run()
+    with pretended(there.device), pytest.raises(KilledError):
+        trainer(there, KilledTrainer, tmp_path / "data", tmp_path / "moved", config).run()
+    with pytest.raises(KilledError):
+        trainer(target, KilledTrainer, tmp_path / "data", tmp_path / "moved", config).run()
+    with pretended(there.device) as operations:
+        trainer(there, Trainer, tmp_path / "data", tmp_path / "moved", config).run()
+    assert operations.count > 1000
+    whole, moved = (
+        load_file(tmp_path / out / "checkpoint.safetensors") for out in ("whole", "moved")
+    )
+    assert all(torch.equal(whole[name], moved[name]) for name in whole)
 
 
 def test_resuming_without_the_optimizer_state_is_caught(target, tmp_path):

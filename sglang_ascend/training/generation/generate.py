@@ -81,7 +81,7 @@ class Generator:
         every = torch.ones(self.config.rows, dtype=torch.long)
         hidden = []
         for position, token in enumerate(self.chat.prefix[:-1]):
-            hidden.append(self.decoder.step(every * token, every * position)[0].bfloat16())
+            hidden.append(self.decoder.step(every * token, every * position)[0].bfloat16().cpu())
         self.decoder.cache.share_prefix(len(hidden))
         return hidden
 
@@ -138,12 +138,13 @@ class Generator:
             tokens = torch.tensor([row.tokens[-1] if row else 0 for row in rows])
             positions = torch.tensor([len(row.tokens) - 1 if row else 0 for row in rows])
             hidden = self.decoder.step(tokens, positions)
-            kept = hidden.bfloat16()
+            kept = hidden.bfloat16().cpu()
             running = [(index, row) for index, row in enumerate(rows) if row]
             for index, row in running:
                 row.hidden.append(kept[index])
             sampling = [(index, row) for index, row in running if not row.queue]
-            drawn = self._sample(hidden[[i for i, _ in sampling]], [row for _, row in sampling])
+            places = torch.tensor([i for i, _ in sampling], dtype=torch.long).to(hidden.device)
+            drawn = self._sample(hidden[places], [row for _, row in sampling])
             for _, row in running:
                 if row.queue:
                     row.append(row.queue.popleft(), FORCED)
@@ -172,7 +173,7 @@ class Generator:
             return []
         logits = self.decoder.logits(hidden)
         temperatures = torch.tensor([1.0 if row.role == USER else row.temperature for row in rows])
-        user = torch.tensor([row.role == USER for row in rows]).nonzero()[:, 0]
+        user = torch.tensor([row.role == USER for row in rows]).nonzero()[:, 0].to(logits.device)
         lowest = logits[user].amax(-1, keepdim=True) + math.log(self.config.user_min_p)
         logits[user] = logits[user].masked_fill(logits[user] < lowest, -torch.inf)
         return sample(logits, temperatures).tolist()

@@ -69,10 +69,11 @@ def continue_prompts(
     for position in trange(steps, desc="replies", unit="token"):
         tokens = torch.tensor([row[min(position, len(row) - 1)] for row in rows])
         states = decoder.step(tokens, torch.full((len(rows),), position))
+        kept = states.cpu()
         following = sample(decoder.logits(states), temperatures, generator).tolist()
         for index, row in enumerate(rows):
             if position < len(row):
-                hidden[index].append(states[index])
+                hidden[index].append(kept[index])
             if position == len(row) - 1 and not done[index]:
                 row.append(following[index])
                 ended = row[-1] == end
@@ -94,6 +95,7 @@ def sample(
     tokens = logits.max(-1).indices  # several times faster than argmax in bfloat16
     if temperatures is None or not temperatures.any():
         return tokens
+    temperatures = temperatures.to(logits.device)
     warm = temperatures.nonzero()[:, 0]
     tokens[warm] = _draw((logits[warm].float() / temperatures[warm, None]).softmax(-1), generator)
     return tokens
@@ -105,8 +107,9 @@ def _draw(probs: torch.Tensor, generator: torch.Generator | None) -> torch.Tenso
     cheaper than noise for every index."""
     rows = len(probs)
     blocks = F.pad(probs, (0, -probs.shape[1] % BLOCK)).view(rows, -1, BLOCK)
-    block, share = _pass(blocks.sum(-1), torch.rand(rows, 1, generator=generator))
-    within, _ = _pass(blocks[torch.arange(rows), block[:, 0]], share)
+    drawn = torch.rand(rows, 1, generator=generator).to(probs.device)
+    block, share = _pass(blocks.sum(-1), drawn)
+    within, _ = _pass(blocks[torch.arange(rows, device=probs.device), block[:, 0]], share)
     return (block * BLOCK + within)[:, 0]
 
 

@@ -30,15 +30,18 @@ def hidden_states(model: Any, pieces: list[Tensor]) -> list[Tensor]:
     """[length, hidden_size] bf16 of each sequence, several of them in one forward.
 
     Args:
-        model: what `Target.load_model` gives.
+        model: what `Target.load_model` gives, on any device; the states are the CPU's.
         pieces: int64 [length] each.
     """
     found: list[Tensor] = []
+    device = model.device
     for pack in packed(pieces):
         states = model.model(
-            pack.tokens[None], attention_mask=pack.mask, position_ids=pack.positions
+            pack.tokens[None].to(device),
+            attention_mask=pack.mask.to(device),
+            position_ids=pack.positions.to(device),
         ).last_hidden_state[0]
-        found += [part.clone() for part in states.bfloat16().split(pack.lengths)]
+        found += [part.clone() for part in states.bfloat16().cpu().split(pack.lengths)]
     return found
 
 

@@ -37,8 +37,9 @@ def train_mtp(
     muon_rate: asked.MuonRateOption = 0.02,
     tokens_per_batch: asked.TokensPerBatchOption = 2048,
     vocabulary: asked.VocabularyOption = 16384,
-    dtype: asked.DtypeOption = "float32",
+    dtype: asked.DtypeOption = None,
     seed: int = 0,
+    device: asked.DeviceOption = "auto",
     threads: asked.ThreadsOption = None,
 ) -> None:
     """Train the MTP layer of a checkpoint, from the target to a folder that is served.
@@ -60,7 +61,7 @@ def train_mtp(
         options["text_tokens"] = (text_tokens or tokens) if text else 0
         if own_share is None:
             options["own_share"] = 0.0 if prompts else 0.6
-        if dtype not in DTYPES:
+        if dtype not in (None, *DTYPES):
             raise ValueError(f"--dtype {dtype!r} is none of {', '.join(DTYPES)}.")
         _train(target, out, options, threads)
 
@@ -83,7 +84,10 @@ def _train(target: Path, out: Path, options: dict[str, Any], threads: int | None
 
     from sglang_ascend.training.pipeline.build import Pipeline
     from sglang_ascend.training.pipeline.stages import alone_in
+    from sglang_ascend.training.targets.device import compute_device, default_dtype
 
+    device = compute_device(options["device"])
+    options |= {"device": str(device), "dtype": options["dtype"] or default_dtype(device)}
     logging.disable_progress_bar()  # each stage has one of its own
     if threads:
         torch.set_num_threads(threads)

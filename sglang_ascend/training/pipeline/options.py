@@ -138,11 +138,18 @@ VocabularyOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         help="Of the products: float32, whose killed training ends in the same weights bit by bit, "
-        "or bfloat16 where the processor multiplies that fast.",
+        "or bfloat16 where that is fast. Without it: float32 on a CPU, else bfloat16.",
         rich_help_panel=LAYER,
+    ),
+]
+DeviceOption = Annotated[
+    str,
+    typer.Option(
+        help="Where target and layer compute: auto (an accelerator where there is one), cpu, cuda "
+        "or npu. A killed command may go on on another.",
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
@@ -170,4 +177,5 @@ class Options:
     tokens_per_batch: int = 2048
     vocabulary: int = 16384
     dtype: str = "float32"
+    device: str = "cpu"
     seed: int = 0

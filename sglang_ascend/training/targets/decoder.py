@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang_ascend.ops.attention import paged_gqa
+from sglang_ascend.training.targets.device import CPU
 from sglang_ascend.training.targets.families import ATTENTION, Target
 
 Tensor = torch.Tensor
@@ -33,7 +34,7 @@ def paged_attention(
     Returns:
         [rows, 1, heads, dim], and no weights.
     """
-    pages = torch.arange(len(query))[:, None]
+    pages = torch.arange(len(query), device=query.device)[:, None]
     caches = (stored.transpose(1, 2).flatten(0, 1) for stored in (key, value))
     page_size = key.shape[2]
     out = paged_gqa(
@@ -49,8 +50,8 @@ class RowCache:
     decoder's, which is what transformers' own caches cannot do.
     """
 
-    def __init__(self, rows: int, max_length: int) -> None:
-        self.rows, self.max_length = torch.arange(rows), max_length
+    def __init__(self, rows: int, max_length: int, device: torch.device = CPU) -> None:
+        self.rows, self.max_length = torch.arange(rows, device=device), max_length
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self.positions, self.length = self.rows, 0
 
@@ -92,7 +93,8 @@ class Decoder:
 
         model = target.load_model(dtype)
         self.model, self.head = model.model, model.lm_head
-        self.cache = RowCache(rows, max_length)
+        self.device = target.device
+        self.cache = RowCache(rows, max_length, self.device)
         # Latent attention makes its keys of what the cache holds: `ATTENTION` is for that.
         self.pages = not hasattr(model.config, "kv_lora_rank")
         transformers.AttentionInterface.register(PAGED, paged_attention)
@@ -102,13 +104,16 @@ class Decoder:
     def step(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Feeds `tokens` [rows] at `positions` [rows]; returns the hidden after the final norm.
 
-        Row r attends to its own cached positions 0..positions[r].
+        Row r attends to its own cached positions 0..positions[r]. Both may lie on the CPU; the
+        hidden is on the target's device.
         """
         length = 1 if self.pages else int(positions.max()) + 1
+        positions = positions.to(self.device)
         self.cache.begin(positions, self.cache.max_length if self.pages else length)
-        mask = (torch.arange(length) <= positions[:, None])[:, None, None]  # [rows, 1, 1, length]
+        seen = torch.arange(length, device=self.device) <= positions[:, None]
+        mask = seen[:, None, None]  # [rows, 1, 1, length]
         output = self.model(
-            tokens[:, None],
+            tokens.to(self.device)[:, None],
             attention_mask=mask,
             position_ids=positions[:, None],
             past_key_values=self.cache,

@@ -24,6 +24,7 @@ from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.shards import read_tensors
 from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors
 from sglang_ascend.training.targets import llama
+from sglang_ascend.training.targets.device import CPU
 
 Tensor = torch.Tensor
 
@@ -92,6 +93,7 @@ class Target:
     Attributes:
         config: by the names of `family`, whatever names the folder's own config.json has.
         is_llama: the folder lacks the biases of q, k and v, which are zero.
+        device: where model, layer, embedding and head compute; what is read lies on the CPU.
     """
 
     folder: Path
@@ -99,9 +101,12 @@ class Target:
     family: Family
     tensors: dict[str, TensorEntry]
     is_llama: bool = False
+    device: torch.device = CPU
 
     @classmethod
-    def open(cls, folder: Path, may_be_quantized: bool = False) -> Target:
+    def open(
+        cls, folder: Path, may_be_quantized: bool = False, device: torch.device = CPU
+    ) -> Target:
         """Reads config.json and the safetensors headers in `folder`.
 
         A quantized one says what the model is; its values are not for `read`.
@@ -125,7 +130,7 @@ class Target:
             raise CheckpointError(
                 f"{folder} is quantized; pass the checkpoint that it was made from, in bf16"
             )
-        return cls(folder, config, family, read_tensors(folder), is_llama)
+        return cls(folder, config, family, read_tensors(folder), is_llama, device)
 
     def check_whole(self) -> None:
         """Refuses a folder that lacks a tensor of the target or its tokenizer, before hours go by.
@@ -181,7 +186,7 @@ class Target:
         return config
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The named tensors in fp32."""
+        """The named tensors in fp32, on the CPU."""
         by_file = defaultdict(list)
         for name in names:
             if name not in self.tensors:
@@ -198,18 +203,19 @@ class Target:
         return self.read(name for name in self.tensors if name.startswith(self.mtp_prefix))
 
     def embedding_and_head(self) -> tuple[Tensor, Tensor]:
-        """Both [vocabulary, hidden_size]; one tensor where they are tied."""
+        """Both [vocabulary, hidden_size] on `device`; one tensor where they are tied."""
         tied = self.config.flag("tie_word_embeddings")
         names = ["model.embed_tokens.weight", *([] if tied else ["lm_head.weight"])]
-        tensors = list(self.read(names).values())
+        tensors = [tensor.to(self.device) for tensor in self.read(names).values()]
         return tensors[0], tensors[-1]
 
     def final_norm(self) -> Tensor:
-        """[hidden_size], the weight of the norm before the head."""
-        return self.read(["model.norm.weight"])["model.norm.weight"]
+        """[hidden_size] on `device`, the weight of the norm before the head."""
+        return self.read(["model.norm.weight"])["model.norm.weight"].to(self.device)
 
     def load_model(self, dtype: torch.dtype = torch.float32) -> Any:
-        """The model in `dtype` without MTP layers, for inference with an attention mask."""
+        """The model in `dtype` on `device` without MTP layers, for inference with an attention
+        mask."""
         from transformers import logging
 
         verbosity = logging.get_verbosity()
@@ -223,4 +229,4 @@ class Target:
         if self.is_llama:
             for name, _ in llama.zero_biases(self.config):
                 model.get_parameter(name).data.zero_()
-        return model.eval().requires_grad_(False)
+        return model.to(self.device).eval().requires_grad_(False)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sglang_ascend.training.interface import ChainCache, chain_mask
+from sglang_ascend.training.targets.device import CPU
 from sglang_ascend.training.targets.families import Target
 
 Tensor = torch.Tensor
@@ -41,15 +42,20 @@ class MTPLayer(nn.Module):
         self.block = type(model.layers[0])(config, index)
         self.final_norm = norm(size, eps=config.rms_norm_eps)
         self.rotary = type(model.rotary_emb)(config)
+        self.to(target.device)
 
     def initialize(self, target_norm: Tensor, scale: float, generator: torch.Generator) -> None:
         """Matrices ~ N(0, 1/fan_in), residual outputs smaller; the last norm is `scale` times the
-        target's, so that the frozen head starts near uniform instead of confidently wrong."""
+        target's, so that the frozen head starts near uniform instead of confidently wrong.
+
+        The CPU's `generator` draws for any device.
+        """
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 if parameter.dim() >= 2:
                     std = parameter.shape[-1] ** -0.5 * (0.3 if writes_residual(name) else 1.0)
-                    parameter.normal_(0.0, std, generator=generator)
+                    drawn = torch.empty(parameter.shape, dtype=parameter.dtype)
+                    parameter.copy_(drawn.normal_(0.0, std, generator=generator))
                 elif name.endswith("bias"):
                     parameter.zero_()
             self.final_norm.weight.copy_(target_norm * scale)
@@ -78,7 +84,7 @@ class MTPLayer(nn.Module):
         return self.final_norm(x)
 
     def to_checkpoint(self) -> dict[str, Tensor]:
-        """bf16 tensors by full checkpoint name.
+        """bf16 tensors on the CPU by full checkpoint name.
 
         Raises:
             ValueError: a weight is not finite.
@@ -89,7 +95,7 @@ class MTPLayer(nn.Module):
                 raise ValueError(f"{name} holds NaN or infinity: train again with a lower rate.")
             for part, value in _unstacked(self.checkpoint_name(name), weight):
                 dtype = torch.float32 if part.endswith(ROUTER_BIAS) else torch.bfloat16
-                tensors[self.target.mtp_prefix + part] = value.detach().to(dtype).contiguous()
+                tensors[self.target.mtp_prefix + part] = value.detach().to(CPU, dtype).contiguous()
         return tensors
 
     def from_checkpoint(self, tensors: dict[str, Tensor]) -> None:

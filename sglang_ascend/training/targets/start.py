@@ -74,24 +74,24 @@ def ridge_start(
     Returns:
         the share of the variance of y that the linear map explains on the given data.
     """
-    size = embedding.shape[1]
-    gram = torch.zeros(2 * size, 2 * size, dtype=torch.float64)
-    cross = torch.zeros(2 * size, size, dtype=torch.float64)
+    size, device = embedding.shape[1], embedding.device
+    gram = torch.zeros(2 * size, 2 * size, dtype=torch.float64, device=device)
+    cross = torch.zeros(2 * size, size, dtype=torch.float64, device=device)
     total, count = 0.0, 0
     for start in range(0, len(sequences), 32):
         group = sequences[start : start + 32]
         # A sequence's last hidden is unknown (zero): its last two slots have no target.
-        hidden = torch.cat([part.hidden[:-2].float() for part in group])
-        following = torch.cat([part.hidden[1:-1].float() for part in group])
-        tokens = torch.cat([part.tokens[1:-1] for part in group])
+        hidden = torch.cat([part.hidden[:-2] for part in group]).to(device).float()
+        following = torch.cat([part.hidden[1:-1] for part in group]).to(device).float()
+        tokens = torch.cat([part.tokens[1:-1] for part in group]).to(device)
         inputs, wanted = layer.pair(hidden, embedding[tokens]), following / target_norm
         gram += (inputs.T @ inputs).double()
         cross += (inputs.T @ wanted).double()
         total += wanted.double().square().sum().item()
         count += len(tokens)
-    gram += count * penalty * torch.eye(2 * size, dtype=torch.float64)
+    gram += count * penalty * torch.eye(2 * size, dtype=torch.float64, device=device)
     solution = torch.linalg.solve(gram, cross)  # [2 size, size]
-    layer.projection.weight.copy_(solution.T.float())
+    layer.projection.weight.copy_(solution.T)
     layer.final_norm.weight.copy_(target_norm * scale)
     for name, parameter in layer.named_parameters():
         if writes_residual(name) and parameter.dim() >= 2:
