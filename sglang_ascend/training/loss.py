@@ -32,6 +32,7 @@ class LossConfig:
     kind: str = "kl"  # a key of `LOSSES`
     eta: float = 3.0  # of "hybrid"
     hidden_weight: float = 1.0  # smooth-L1 to the target's own hidden (EAGLE, arXiv 2401.15077)
+    replay: float = 2.0  # weight of a rejected draft beside an accepted one, on policy
 
     def __post_init__(self) -> None:
         if self.kind not in LOSSES:
@@ -94,6 +95,34 @@ LOSSES: dict[str, Callable[[Tensor, Teacher, float], Tensor]] = {
 }
 
 
+def on_policy_weights(
+    accepted: list[Tensor], rows: tuple[Tensor, Tensor], shape: tuple[int, int], replay: float
+) -> list[Tensor]:
+    """What each row of each step counts where a server verifies chains of these drafts.
+
+    Verification stops at a chain's first wrong draft: a row counts if every earlier draft of its
+    chain was accepted, and `replay` times if its own is the one that is rejected (after Draft-OPD,
+    arXiv 2605.29343). Tokens that are in no row, such as a prompt's, are never drafted.
+
+    Args:
+        accepted: of each step bool [rows], whether the draft is the target's token.
+        rows: as `chain_loss`'s; step k's draft at position p is of the chain from slot p - k.
+        shape: (batch, length).
+
+    Returns:
+        of each step float32 [rows].
+    """
+    sequence, position = rows
+    reached = torch.ones(shape, dtype=torch.bool, device=position.device)  # by chain
+    weights = []
+    for step, right in enumerate(accepted, start=1):
+        chain = (sequence, position - step)
+        here = reached[chain]
+        weights.append(torch.where(right, 1.0, replay) * here)
+        reached = torch.zeros_like(reached).index_put(chain, here & right)
+    return weights
+
+
 def chain_loss(
     outputs: list[Tensor],
     hidden: Tensor,
@@ -102,6 +131,7 @@ def chain_loss(
     head: Tensor,
     vocabulary: Tensor,
     config: LossConfig,
+    on_policy: bool = False,
 ) -> tuple[Tensor, list[float]]:
     """Loss over the chosen target positions, and each step's distance for the log.
 
@@ -113,6 +143,8 @@ def chain_loss(
             p + 1, which step k predicts from slot p - k. Every p must be at least num_steps.
         head: [len(vocabulary), hidden_size], the frozen head's rows for `vocabulary`.
         vocabulary: int64 sorted ids the softmax is restricted to; holds every label token.
+        on_policy: whether rows count by `on_policy_weights` of the drafts that are made here,
+            rather than all alike.
     """
     sequence, position = rows
     wanted = hidden[sequence, position]
@@ -121,14 +153,26 @@ def chain_loss(
             torch.searchsorted(vocabulary, tokens[sequence, position + 1]),
             F.linear(wanted, head).float().softmax(-1),
         )
+    chosen = [outputs[step][sequence, position - step - 1] for step in range(config.num_steps)]
+    drafts = [F.linear(output, head).float().log_softmax(-1) for output in chosen]
+    weights: list[Tensor | None] = [None] * config.num_steps
+    if on_policy:
+        accepted = [log_q.argmax(-1) == teacher.labels for log_q in drafts]
+        weights = [*on_policy_weights(accepted, rows, (len(tokens), len(tokens[0])), config.replay)]
     total, losses = torch.zeros((), device=hidden.device), []
-    for step, weight in enumerate(step_weights(config.num_steps, config.decay), start=1):
-        output = outputs[step - 1][sequence, position - step]
-        log_q = F.linear(output, head).float().log_softmax(-1)
-        loss = LOSSES[config.kind](log_q, teacher, config.eta).mean()
+    shares = step_weights(config.num_steps, config.decay)
+    for share, output, log_q, weight in zip(shares, chosen, drafts, weights, strict=True):
+        loss = _mean(LOSSES[config.kind](log_q, teacher, config.eta), weight)
         losses.append(loss.item())
         if config.hidden_weight:
-            distance = F.smooth_l1_loss(output.float(), wanted.float())
-            loss = loss + config.hidden_weight * distance
-        total = total + weight * loss
+            distance = F.smooth_l1_loss(output.float(), wanted.float(), reduction="none")
+            loss = loss + config.hidden_weight * _mean(distance.mean(-1), weight)
+        total = total + share * loss
     return total, losses
+
+
+def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Of all rows, or weighted; zero where no row counts."""
+    if weight is None:
+        return values.mean()
+    return (values * weight).sum() / weight.sum().clamp_min(1)

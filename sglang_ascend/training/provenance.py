@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,17 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def hashes(paths: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 by the files' names."""
+    return {path.name: sha256(path) for path in paths}
+
+
+def digest(content: Any) -> str:
+    """Short, of a list or whatever JSON can hold: what a stage remembers of it."""
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
+    return "content " + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def read_json(path: Path) -> Any:

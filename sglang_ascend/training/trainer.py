@@ -43,6 +43,7 @@ class TrainConfig:
     weight_decay: float = 0.01
     average_decay: float = 0.98
     loss_vocabulary: int = 4096
+    on_policy_steps: int = 0  # the last ones of `max_steps`
     checkpoint_steps: int = 20
     seed: int = 0
     # Of products and activations; weights, averages, optimizer and softmax stay float32. With
@@ -146,7 +147,10 @@ class Trainer:
                 group["lr"] = group["peak"] * self._rate()
         self._lend_weights()
         outputs = run_chain(self.worker, hidden, tokens, self.embedding, self.loss.num_steps)
-        total, losses = chain_loss(outputs, hidden, tokens, rows, head, vocabulary, self.loss)
+        on_policy = self.step >= self.config.max_steps - self.config.on_policy_steps
+        total, losses = chain_loss(
+            outputs, hidden, tokens, rows, head, vocabulary, self.loss, on_policy
+        )
         total.backward()
         self._return_gradients(len(rows[0]))
         torch.nn.utils.clip_grad_norm_(self.layer.parameters(), 1.0)

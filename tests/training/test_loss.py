@@ -7,7 +7,14 @@ from itertools import pairwise
 import pytest
 import torch
 
-from sglang_ascend.training.loss import LOSSES, LossConfig, Teacher, chain_loss, step_weights
+from sglang_ascend.training.loss import (
+    LOSSES,
+    LossConfig,
+    Teacher,
+    chain_loss,
+    on_policy_weights,
+    step_weights,
+)
 
 VOCABULARY = 10
 
@@ -123,3 +130,79 @@ def test_labels_are_found_in_a_restricted_vocabulary():
     _, losses = chain_loss(outputs, hidden, tokens, rows, part, vocabulary, config)
     full = distances("ce", outputs, hidden, tokens, rows, head)
     assert all(value <= whole + 1e-6 for value, whole in zip(losses, full, strict=True))
+
+
+def verified_drafts(tokens, drafts, trained, num_steps):
+    """Drafts that a server verifies which begins a chain at every slot: {(row, step): accepted}."""
+    verified = {}
+    for slot in range(len(tokens) - 2):
+        for step in range(1, num_steps + 1):
+            position = slot + step  # drafts token position + 1
+            if (position, step) not in drafts or position not in trained:
+                break
+            verified[position, step] = drafts[position, step] == tokens[position + 1]
+            if not verified[position, step]:
+                break
+    return verified
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_on_policy_rows_are_those_that_verification_reaches(seed):
+    """Against a walk along every chain; 20 random texts of two tokens, some of them not trained."""
+    generator = torch.Generator().manual_seed(seed)
+    num_steps, length, replay = 3, 24, 2.5
+    tokens = torch.randint(2, (2, length), generator=generator)
+    trained = torch.rand(2, length, generator=generator) < 0.9
+    trained[:, : num_steps + 1] = False
+    sequence, following = trained.nonzero(as_tuple=True)
+    rows = (sequence, following - 1)
+    labels = tokens[rows[0], following]
+    drafts = torch.randint(2, (num_steps, len(labels)), generator=generator)
+    accepted = [row == labels for row in drafts]
+    weights = on_policy_weights(accepted, rows, (2, length), replay)
+    places = list(zip(*(part.tolist() for part in rows), strict=True))
+    for number in range(2):
+        own = {place: row for row, (owner, place) in enumerate(places) if owner == number}
+        made = {
+            (place, step): int(drafts[step - 1, row])
+            for place, row in own.items()
+            for step in range(1, num_steps + 1)
+        }
+        verified = verified_drafts(tokens[number].tolist(), made, own, num_steps)
+        for place, step in made:
+            right = verified.get((place, step))
+            expected = 0.0 if right is None else 1.0 if right else replay
+            assert weights[step - 1][own[place]] == expected, (place, step)
+    assert any(0 < (weight == 0).sum() < len(labels) for weight in weights)
+
+
+def test_on_policy_the_loss_is_the_mean_over_what_is_verified():
+    """With rejected drafts counted as others: the losses of the rows that are reached alone; and
+    control: rows all alike give another."""
+    outputs, hidden, tokens, rows, head = example()
+    rows = (torch.tensor([0, 0, 0, 1, 1]), torch.tensor([3, 4, 5, 2, 3]))
+    outputs = [output.clone() for output in outputs]
+    for sequence, position in zip(*(part.tolist() for part in rows[:2]), strict=True):
+        if (sequence, position) != (0, 4):  # all first drafts are right but one
+            label = int(tokens[sequence, position + 1])
+            outputs[0][sequence, position - 1] = 50 * head[label] / head[label].norm()
+    vocabulary = torch.arange(VOCABULARY)
+    config = LossConfig(num_steps=2, hidden_weight=0, replay=1.0)
+    _, losses = chain_loss(outputs, hidden, tokens, rows, head, vocabulary, config, on_policy=True)
+    _, alike = chain_loss(outputs, hidden, tokens, rows, head, vocabulary, config)
+    first = outputs[0][rows[0], rows[1] - 1] @ head.T
+    right = (first.argmax(-1) == tokens[rows[0], rows[1] + 1]).tolist()
+    chains = {
+        (s, p - 1): ok for s, p, ok in zip(rows[0].tolist(), rows[1].tolist(), right, strict=True)
+    }
+    reached = [
+        row
+        for row, (s, p) in enumerate(zip(rows[0].tolist(), rows[1].tolist(), strict=True))
+        if chains.get((s, p - 2))
+    ]
+    assert 0 < len(reached) < len(right)
+    few = (rows[0][reached], rows[1][reached])
+    _, alone = chain_loss(outputs, hidden, tokens, few, head, vocabulary, config)
+    assert losses[1] == pytest.approx(alone[1], rel=1e-5)
+    assert losses[0] == pytest.approx(alike[0], rel=1e-5)
+    assert losses[1] != pytest.approx(alike[1], rel=1e-2)

@@ -154,10 +154,10 @@ def test_a_finished_training_is_prolonged(target, finished, tmp_path):
     assert "--max-steps is 60 and was 66" in refusal(target, out)
 
 
-def kill_at(target: Path, out: Path, step: int) -> None:
+def kill_at(target: Path, out: Path, step: int, *more: object) -> None:
     """SIGKILL once the log has `step` lines; no step is skipped by a kill."""
     log = out / "run" / "log.jsonl"
-    program = [sys.executable, "-m", "sglang_ascend", *arguments(target, out)]
+    program = [sys.executable, "-m", "sglang_ascend", *arguments(target, out, *more)]
     running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while running.poll() is None:
         if log.exists() and log.read_text().count("\n") >= step:
@@ -175,6 +175,21 @@ def test_training_killed_at_random_ends_in_the_same_weights(target, finished, ge
     assert same_weights(finished, generated), f"killed at {steps}"
     one, two = (out / "model" / "model.safetensors" for out in (finished, generated))
     assert one.read_bytes() == two.read_bytes()
+
+
+def test_on_policy_rounds_follow_a_finished_training_and_may_be_killed(target, finished, tmp_path):
+    """Control: as many more steps on every row end in other weights."""
+    rounds = ("--on-policy-rounds", 2)
+    for name in ("whole", "killed", "plain"):
+        shutil.copytree(finished, tmp_path / name)
+    train_mtp(target, tmp_path / "whole", *rounds)
+    kill_at(target, tmp_path / "killed", STEPS + 5, *rounds)
+    train_mtp(target, tmp_path / "killed", *rounds)
+    train_mtp(target, tmp_path / "plain", steps=STEPS + 2 * (STEPS // 4))
+    log = provenance.read_log(tmp_path / "whole" / "run" / "log.jsonl")
+    assert [line["step"] for line in log] == list(range(1, STEPS + 2 * (STEPS // 4) + 1))
+    assert same_weights(tmp_path / "whole", tmp_path / "killed")
+    assert not same_weights(tmp_path / "whole", tmp_path / "plain")
 
 
 def test_a_resume_that_forgets_the_optimizer_ends_in_others(target, finished, generated):

@@ -44,7 +44,7 @@ def train_mtp(target: Path, out: Path, where: str) -> None:
         *("--tokens", 60, "--max-length", 64, "--max-new-tokens", 12, "--vocabulary", 8),
         *("--temperature-mix", "0,1", "--text", target.parent / "text.txt", "--text-tokens", 40),
         *("--max-steps", STEPS, "--tokens-per-batch", 200, "--num-steps", 2, "--threads", 1),
-        *("--dtype", "float32", "--device", where),
+        *("--dtype", "float32", "--device", where, "--on-policy-rounds", 1),
     )
 
 

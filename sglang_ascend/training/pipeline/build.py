@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +37,7 @@ from sglang_ascend.training.trainer import CHECKPOINT, TrainConfig, Trainer
 from sglang_ascend.training.vocabulary.sources import parse_sources
 
 HELD_OUT = "held-out.safetensors"
+ROUND_SHARE = 4  # of the training are an on-policy round's steps
 PASSES = 5  # over the sampled tokens, where --max-steps does not say
 LOOKS = 20  # at the acceptance while the layer trains
 HOLD_OUT_EVERY, MAX_HELD_OUT = 20, 40  # of the user's prompts, where --held-out names none
@@ -122,12 +122,12 @@ class Pipeline:
         """Of config.json and every file with weights."""
         files = {entry.file for entry in self.target.tensors.values()}
         paths = [self.target.folder / "config.json", *sorted(files)]
-        return _hashes(paths)
+        return provenance.hashes(paths)
 
     def _source(self) -> dict[str, Any]:
         """What every stage depends on."""
-        held_out = _digest([row["prompt"] for row in self.held_out])
-        return {"TARGET": _digest(self.target_hashes), "--held-out": held_out}
+        held_out = provenance.digest([row["prompt"] for row in self.held_out])
+        return {"TARGET": provenance.digest(self.target_hashes), "--held-out": held_out}
 
     def _held_out_replies(self) -> Stage:
         fixed = {**self._source(), "--max-new-tokens": self.options.max_new_tokens}
@@ -137,7 +137,7 @@ class Pipeline:
         options = self.options
         fixed = {
             **self._source(),
-            "--prompts": _digest(self.prompts),
+            "--prompts": provenance.digest(self.prompts),
             "--temperature-mix": options.temperature_mix,
             "--own-share": options.own_share,
             "--max-length": options.max_length,
@@ -149,8 +149,8 @@ class Pipeline:
     def _text(self) -> Stage:
         files = {source.path.name: source.sha256() for source in self.sources}
         fixed = {
-            "TARGET": _digest(self.target_hashes),
-            "--text": _digest(files),
+            "TARGET": provenance.digest(self.target_hashes),
+            "--text": provenance.digest(files),
             "--max-length": self.options.max_length,
         }
         return Stage("text", fixed, {"--text-tokens": self.options.text_tokens})
@@ -165,8 +165,10 @@ class Pipeline:
             "--muon-rate": options.muon_rate,
             "--tokens-per-batch": options.tokens_per_batch,
             "--dtype": options.dtype,
+            "--replay": options.replay,
         }
-        return Stage("train", fixed, {"--max-steps": max_steps} if max_steps else {})
+        grows = {"--on-policy-rounds": options.on_policy_rounds}
+        return Stage("train", fixed, grows | ({"--max-steps": max_steps} if max_steps else {}))
 
     def _draft_vocabulary(self) -> Stage:
         return Stage("vocabulary", {"--vocabulary": self.options.vocabulary}, again=True)
@@ -215,12 +217,15 @@ class Pipeline:
 
     def _train(self) -> None:
         options, steps = self.options, self._max_steps()
+        further = options.on_policy_rounds * max(1, steps // ROUND_SHARE)
+        steps += further
         self.stages.check_files("generate", "text")
         layer = started_layer(
             self.target, self.data, self.run_folder, options.seed, from_scratch=options.init
         )
         config = TrainConfig(
             max_steps=steps,
+            on_policy_steps=further,
             tokens_per_batch=options.tokens_per_batch,
             learning_rate=options.learning_rate,
             muon_rate=options.muon_rate,
@@ -229,7 +234,7 @@ class Pipeline:
             seed=options.seed,
             dtype=options.dtype,
         )
-        loss = LossConfig(num_steps=options.num_steps, kind=options.loss)
+        loss = LossConfig(options.num_steps, kind=options.loss, replay=options.replay)
         embedding, head = self.target.embedding_and_head()
         trainer = Trainer(layer, embedding, head, self.data, self.run_folder, config, loss)
         watch = Watch(layer, self._held_out_outputs(), options.num_steps, max(5, steps // LOOKS))
@@ -283,18 +288,8 @@ class Pipeline:
             "acceptance": provenance.read_json(self.out / "acceptance.json"),
             "sha256": {
                 "target": self.target_hashes,
-                "prompts and text": _hashes(path for path in files if path),
-                "data": _hashes(sorted(self.data.glob("*.safetensors"))),
-                "model": _hashes(sorted(model.iterdir())),
+                "prompts and text": provenance.hashes(path for path in files if path),
+                "data": provenance.hashes(sorted(self.data.glob("*.safetensors"))),
+                "model": provenance.hashes(sorted(model.iterdir())),
             },
         }
-
-
-def _hashes(paths: Iterable[Path]) -> dict[str, str]:
-    return {path.name: provenance.sha256(path) for path in paths}
-
-
-def _digest(content: Any) -> str:
-    """What a stage remembers of a list or file."""
-    text = json.dumps(content, sort_keys=True, ensure_ascii=False)
-    return "content " + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]

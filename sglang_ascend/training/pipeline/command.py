@@ -33,6 +33,8 @@ def train_mtp(
     max_steps: asked.MaxStepsOption = None,
     loss: asked.LossOption = "kl",
     num_steps: asked.NumStepsOption = 3,
+    on_policy_rounds: asked.OnPolicyRoundsOption = 0,
+    replay: asked.ReplayOption = 2.0,
     learning_rate: asked.LearningRateOption = 2e-3,
     muon_rate: asked.MuonRateOption = 0.02,
     tokens_per_batch: asked.TokensPerBatchOption = 2048,

@@ -114,6 +114,23 @@ NumStepsOption = Annotated[
         min=1, max=15, help="Drafts K that the layer is trained for.", rich_help_panel=LAYER
     ),
 ]
+OnPolicyRoundsOption = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="Further rounds, each of a quarter as many steps, in which drafts count that a server "
+        "would verify: those whose chain was accepted so far.",
+        rich_help_panel=LAYER,
+    ),
+]
+ReplayOption = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        help="How much a rejected draft counts in such a round, an accepted one being 1.",
+        rich_help_panel=LAYER,
+    ),
+]
 LearningRateOption = Annotated[
     float, typer.Option(min=0.0, help="Peak rate of AdamW.", rich_help_panel=LAYER)
 ]
@@ -172,6 +189,8 @@ class Options:
     init: bool = False
     loss: str = "kl"
     num_steps: int = 3
+    on_policy_rounds: int = 0
+    replay: float = 2.0
     learning_rate: float = 2e-3
     muon_rate: float = 0.02
     tokens_per_batch: int = 2048
