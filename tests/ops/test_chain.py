@@ -86,6 +86,23 @@ def test_the_block_table_names_pages_where_slots_come_in_pages(page_size):
         assert torch.equal(getattr(inputs, name), getattr(by_slot, name)), name
 
 
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_what_lies_behind_a_requests_own_pages_is_not_read(page_size):
+    """Of a table as wide as the model's context only the own part may cost anything; what the
+    scheduler left behind it, here no slot at all, is not handed on."""
+    req_to_token = slot_lists(80)
+    wanted = prepared(3, req_to_token, page_size).block_table
+    for start, row in zip(STARTS, ROWS, strict=True):
+        if ROWS.count(row) == 1:
+            req_to_token[row, start + 6 :] = -(2**30)
+    found = prepared(3, req_to_token, page_size).block_table
+    assert torch.equal(found, wanted)
+    for request, start in enumerate(STARTS):
+        own_pages = -(-(start + 6) // page_size)
+        assert not found[request, own_pages:].any()
+        assert found[request, :own_pages].sum() == wanted[request, :own_pages].sum() > 0
+
+
 def fields_that_follow_the_scheduler(prepare) -> set[str]:
     """Fields of a prepared step that change when the scheduler writes what it was made from.
 

@@ -26,8 +26,10 @@ def _fill_step(
 ):
     for request in range(len(seq_lens)):
         row, start = req_pool_indices[request], seq_lens[request]
-        for page in range(block_table.shape[1]):
+        own_pages = -(-(start + slots.shape[1]) // page_size)
+        for page in range(own_pages):
             block_table[request, page] = req_to_token[row, page * page_size] // page_size
+        block_table[request, own_pages:] = 0
         kv_lens[request] = start + num_draft_tokens
         for j in range(slots.shape[1]):
             slots[request, j] = req_to_token[row, start + j]

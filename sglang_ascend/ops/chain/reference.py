@@ -53,18 +53,22 @@ def prepare_step(
         offsets: int64 [2K], 0, 1, 2, ...; K is the number of drafted tokens.
         max_kv_len: host bound, at least seq_len + 2K of every request.
         page_size: consecutive slots that are allocated together; 1 makes the block table one of
-            slots.
+            slots. Behind a request's own pages, those of seq_len + 2K positions, the table has 0,
+            and the list is not read: it is as long as the model's context.
     """
     num_draft_tokens = len(offsets) // 2 + 1
     listed = req_to_token[req_pool_indices, :max_kv_len].long()
     window = seq_lens[:, None] + offsets
     slots = listed.gather(1, window)
+    pages = listed[:, ::page_size] // page_size
+    first_positions = torch.arange(0, max_kv_len, page_size, device=listed.device)
+    is_own = first_positions < seq_lens[:, None] + len(offsets)
     return StepInputs(
         positions=window[:, :num_draft_tokens].reshape(-1),
         row_slots=slots[:, :num_draft_tokens].reshape(-1),
         slots=slots,
         kv_lens=seq_lens + num_draft_tokens,
-        block_table=listed[:, ::page_size] // page_size,
+        block_table=pages.where(is_own, 0),
         page_size=page_size,
     )
 
