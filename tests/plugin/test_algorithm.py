@@ -215,7 +215,6 @@ def test_what_mtp_cannot_serve_is_refused_in_one_sentence_that_names_the_flag(
 
 
 REFUSED_WITH_LOOKUP = [
-    "--speculative-adaptive",
     "--enable-hierarchical-cache",
     "--disaggregation-mode",
 ]

@@ -29,6 +29,9 @@ from watched_acceptance import Answer, ask, judge, mistaken, watched
 
 Prompts = list[list[int]]
 LOOKUP = ("SGLANG_ASCEND_LOOKUP_DRAFTS", "8")
+ADAPTIVE = ("--speculative-adaptive",)
+# K of step 1, 2, ...
+CHANGING = "0,0,0,0,3,3,1,0,0,2,3,0,1,1,2"
 
 pytestmark = [
     pytest.mark.sglang,
@@ -125,6 +128,13 @@ def test_replies_do_not_change_and_say_what_their_drafts_came_from(
     plain, mtp = plain_and_mtp(model_folder, mtp_flags=("--enable-metrics", *flags))
     always = watched(mtp, folder, "record_lookups", ALWAYS_LOOKUP="1")
     pair = servers.get_flushed(plain, with_lookup(always))
+    check_same(pair, prompts)
+    check_both_drafted(pair[1])
+    assert "Lookup drafts accepted by position: " in pair[1].log()
+
+
+def check_same(pair: list[LaunchedServer], prompts: Prompts) -> None:
+    """Greedy and seeded replies, one by one and many at once."""
     sampled = {"temperature": 0.9, "top_p": 0.9, "max_new_tokens": 24, "sampling_seed": 7}
     for sampling in (greedy(40), sampled):
         for concurrency, chosen in ((1, prompts[:8]), (16, prompts)):
@@ -134,7 +144,51 @@ def test_replies_do_not_change_and_say_what_their_drafts_came_from(
 
             expected, found = ask_both(pair, question)
             assert [reply.tokens for reply in found] == [reply.tokens for reply in expected]
-    check_both_drafted(pair[1])
+
+
+@pytest.mark.slow
+def test_every_step_accepts_what_its_source_gives_whatever_k_it_has(
+    servers: ServerPool, model_folder: Path, folder: Path, prompts: Prompts
+) -> None:
+    """With `--speculative-adaptive`: beside chains of 0 to 3 drafts, and skipped prompts."""
+    _, mtp = plain_and_mtp(model_folder, mtp_flags=("--enable-metrics", *ADAPTIVE))
+    config = watched(mtp, folder, "forced_drafts", "record_lookups", FORCED_DRAFTS=CHANGING)
+    (server,) = servers.get_flushed(with_lookup(config))
+    oracle, chosen = AcceptanceOracle(model_folder), prompts[::4]
+    answers = ask_twice(server, folder, chosen, 48)
+    check(judge(oracle, answers), answers, least_steps=600)
+    assert {step.drafted for answer in answers for step in answer.steps} >= {0, 1, 2, 3, 8}
+    check_both_drafted(server)
+    server.flush_cache()
+    with mistaken(folder, "not_caught_up"):
+        found = judge(oracle, ask(server, folder, chosen, greedy(48), CONCURRENCY))
+    print(f"not caught up: {found}")
+    assert found.wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("variables", "flags"),
+    [
+        ({"FORCED_DRAFTS": "random", "ALWAYS_LOOKUP": "1"}, ()),
+        ({}, ()),
+        ({}, ("--tp-size", "2")),
+    ],
+)
+def test_replies_do_not_change_where_k_changes_too(
+    servers: ServerPool,
+    model_folder: Path,
+    folder: Path,
+    prompts: Prompts,
+    variables: dict[str, str],
+    flags: tuple[str, ...],
+) -> None:
+    """Told, and by its own choice, which two ranks make by their own clocks."""
+    plain, mtp = plain_and_mtp(model_folder, mtp_flags=(*ADAPTIVE, *flags))
+    parts = ("forced_drafts", "record_lookups") if variables else ()
+    config = watched(mtp, folder, *parts, **variables)
+    pair = servers.get_flushed(plain, with_lookup(config))
+    check_same(pair, prompts)
     assert "Lookup drafts accepted by position: " in pair[1].log()
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -24,12 +25,20 @@ from toy_models import (
     states_of,
 )
 
+from sglang_ascend.speculative.lookup.choice import prior_cost
 from sglang_ascend.speculative.lookup.drafts import MAX_MATCH, MIN_MATCH, LookupDrafts
 from sglang_ascend.speculative.lookup.phases import LookupPhases
 from sglang_ascend.speculative.skipped import SkippedRows
-from sglang_ascend.speculative.step import LaunchedPhases, StepConstants, speculative_step
+from sglang_ascend.speculative.step import (
+    LaunchedPhases,
+    StepConstants,
+    lengthened,
+    speculative_step,
+)
 
 OF_MTP, MOST = 3, 8
+# Drafts of the MTP layer, step by step.
+CHANGING = (3, 0, 0, 1, 3, 0, 2, 2, 0)
 # The text of a model with as few states repeats itself, and that of the other does not.
 FEW_STATES, MANY_STATES = 13, toy_models.NUM_STATES
 
@@ -50,25 +59,29 @@ class Always(LookupDrafts):
 class Server:
     """A batch of toy models, with the steps' sources written down."""
 
-    def __init__(self, prompts: list[list[int]], predict, drafts=LookupDrafts) -> None:
+    def __init__(
+        self, prompts: list[list[int]], predict, drafts=LookupDrafts, schedule=(OF_MTP,)
+    ) -> None:
+        self.schedule = cycle(schedule)
         self.models = models = ToyModels(prompts, OF_MTP, predict)
         self.constants = [StepConstants(k, len(prompts), "cpu") for k in range(MOST + 1)]
         self.skipped = SkippedRows(models.req_to_token.numel(), 1, torch.float64, "cpu")
-        self.drafts = drafts(len(models.req_to_token), MAX_CONTEXT_LEN, OF_MTP, MOST)
+        self.drafts = drafts(len(models.req_to_token), MAX_CONTEXT_LEN, MOST)
         for row, prompt in zip(models.rows.tolist(), prompts, strict=True):
             self.drafts.restart(row, prompt)
         self.drafts.begin_chains(models.rows)
         self.were_lookups: list[bool] = []
 
     def step(self) -> None:
-        models = self.models
-        width = models.candidates.shape[1]
+        models, num_drafts = self.models, next(self.schedule)
+        width = max(models.candidates.shape[1], num_drafts + 1)
+        models.candidates = lengthened(models.candidates, width)
         launched = LaunchedPhases(
-            models, models.propose, self.constants[width - 1], OF_MTP, self.skipped
+            models, models.propose, self.constants[width - 1], num_drafts, self.skipped
         )
         requests = models.begin_step()
         requests = replace(requests, max_kv_len=int(requests.seq_lens.max()) + 2 * MOST)
-        phases = LookupPhases(launched, self.drafts)
+        phases = LookupPhases(launched, self.drafts, prior_cost(1))
         sampling = GreedySampling()
         result = speculative_step(models.candidates, requests, phases, sampling, models.publish)
         models.end_step()
@@ -78,15 +91,21 @@ class Server:
             truth = decode_greedily(tokens, num_kept + 1)
             assert result.sampled[request, :num_kept].tolist() == truth[len(tokens) + 1 :]
             tokens += truth[len(tokens) : -1]
-            self.check_chain(request, truth, result.candidates[request], is_lookup[request])
-            if not all(is_lookup):
+            chain = result.candidates[request]
+            self.check_chain(request, truth, chain, is_lookup[request], num_drafts)
+            if num_drafts > 0 and not all(is_lookup):
                 self.check_cache(request, truth)
-        assert ("extend" in models.calls) != all(is_lookup)
+        assert ("extend" in models.calls) == (num_drafts > 0 and not all(is_lookup))
         self.were_lookups += is_lookup
         models.candidates = result.candidates
 
     def check_chain(
-        self, request: int, known: list[int], candidates: torch.Tensor, is_lookup: bool
+        self,
+        request: int,
+        known: list[int],
+        candidates: torch.Tensor,
+        is_lookup: bool,
+        num_drafts: int,
     ) -> None:
         last, *chain = candidates.tolist()
         length = int(self.drafts.lengths[self.models.rows[request]])
@@ -96,8 +115,8 @@ class Server:
         if isinstance(self.drafts, Always):
             assert is_lookup == (matched > 0)
         if not is_lookup:
-            assert length == OF_MTP
-            found = self.models.chain_after(fold(states_of(known[:-1])[-1], known[-1]))
+            assert length == num_drafts
+            found = self.models.chain_after(fold(states_of(known[:-1])[-1], known[-1]))[:length]
         assert chain[:length] == found
 
     def check_cache(self, request: int, known: list[int]) -> None:
@@ -108,11 +127,12 @@ class Server:
 
 @pytest.mark.parametrize("predict", DRAFTS)
 @pytest.mark.parametrize("batch_size", [1, 2, 7])
+@pytest.mark.parametrize("schedule", [(OF_MTP,), CHANGING])
 def test_what_is_emitted_is_plain_greedy_decoding_and_each_chain_is_its_source_s(
-    num_states, batch_size, predict
+    num_states, batch_size, predict, schedule
 ):
     prompts = make_prompts(batch_size)
-    server = Server(prompts, predict)
+    server = Server(prompts, predict, schedule=schedule)
     while max(map(len, server.models.committed)) < MAX_CONTEXT_LEN - 2 * MOST - 1:
         server.step()
     for prompt, tokens in zip(prompts, server.models.committed, strict=True):
@@ -156,19 +176,19 @@ def test_a_history_that_is_off_by_one_is_found(num_states, drafts, is_wrong):
 
 
 def test_a_request_that_begins_again_knows_what_it_emitted_and_nothing_of_its_row():
-    drafts = LookupDrafts(3, 40, OF_MTP, MOST)
-    rows = torch.tensor([2])
+    drafts = LookupDrafts(3, 40, MOST)
+    rows, asked = torch.tensor([2]), (OF_MTP, prior_cost(1))
     drafts.restart(2, [9, 9, 9, 9, 9, 9])
     for known in ([1, 2, 3, 4, 1], [1, 2, 3, 4, 1, 2, 3, 7, 1]):
         drafts.restart(2, known)
         drafts.begin_chains(rows)
         # The last token of a prompt is followed by the one that its prefill gave.
         drafts.accept(rows, torch.tensor([2]), torch.tensor([[5, 3, 3, 3]]), torch.tensor([1]))
-        found = drafts.propose(rows)
+        found = drafts.propose(rows, *asked)
         _, matched = searched([*known, 2, 5], MOST, MIN_MATCH, MAX_MATCH)
         assert bool(found.is_chosen) <= bool(matched)
         drafts.extend(rows, torch.tensor([3]))
     assert (
-        drafts.propose(rows).drafts[0].tolist()
+        drafts.propose(rows, *asked).drafts[0].tolist()
         == searched([*known, 2, 3, 3], MOST, MIN_MATCH, MAX_MATCH)[0]
     )

@@ -18,6 +18,7 @@ from toy_models import MAX_CONTEXT_LEN, GreedySampling, ToyModels, fold, next_to
 
 from sglang_ascend.ops import sampling
 from sglang_ascend.speculative.drawn import with_certain
+from sglang_ascend.speculative.lookup.choice import prior_cost
 from sglang_ascend.speculative.lookup.drafts import LookupDrafts
 from sglang_ascend.speculative.lookup.phases import LookupPhases
 from sglang_ascend.speculative.skipped import SkippedRows
@@ -96,8 +97,8 @@ class Rejection(GreedySampling):
 class KeepsQ(LookupPhases):
     """The mistake: a lookup is judged by what the MTP layer's draft was drawn from."""
 
-    def __init__(self, phases, drafts, drawn_from):
-        super().__init__(phases, drafts)
+    def __init__(self, phases, drafts, cost, drawn_from):
+        super().__init__(phases, drafts, cost)
 
 
 class Replies:
@@ -108,7 +109,7 @@ class Replies:
         self.phases, self.generator = phases, torch.Generator().manual_seed(seed)
         self.constants = [StepConstants(k, BATCH, "cpu") for k in range(MOST + 1)]
         self.skipped = SkippedRows(models.req_to_token.numel(), 1, torch.float64, "cpu")
-        self.drafts = drafts(len(models.req_to_token), MAX_CONTEXT_LEN, OF_MTP, MOST)
+        self.drafts = drafts(len(models.req_to_token), MAX_CONTEXT_LEN, MOST)
         for row in models.rows.tolist():
             self.drafts.restart(row, PROMPT)
         self.drafts.begin_chains(models.rows)
@@ -126,7 +127,7 @@ class Replies:
         )
         requests = models.begin_step()
         requests = replace(requests, max_kv_len=int(requests.seq_lens.max()) + 2 * MOST)
-        phases = self.phases(launched, self.drafts, rule.next_draft_probs)
+        phases = self.phases(launched, self.drafts, prior_cost(BATCH), rule.next_draft_probs)
         was_lookup = self.drafts.is_lookup[models.rows]
         result = speculative_step(models.candidates, requests, phases, rule, models.publish)
         models.end_step()

@@ -201,10 +201,7 @@ def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
 
 def _unsupported_with_lookup(server_args: Any) -> dict[str, bool]:
     variable = env.LOOKUP_DRAFTS.name
-    return _unsupported_where_the_layer_is_skipped(variable, server_args) | {
-        # Its costs and acceptance are those of the MTP layer's chains.
-        f"{variable} with --speculative-adaptive": _asks_adaptive(server_args),
-    }
+    return _unsupported_where_the_layer_is_skipped(variable, server_args)
 
 
 def _unsupported_where_the_layer_is_skipped(flag: str, server_args: Any) -> dict[str, bool]:

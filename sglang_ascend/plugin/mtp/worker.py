@@ -21,6 +21,7 @@ from sglang.srt.speculative.spec_utils import get_plan_stream
 
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp import lossy_acceptance
+from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, make_skipped
 from sglang_ascend.plugin.mtp.adaptive.steps import AdaptiveSteps, make_adaptive
 from sglang_ascend.plugin.mtp.batch_sampling import BatchSampling, SamplingParts
 from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
@@ -38,7 +39,9 @@ from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penal
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
 from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps, warm_up
+from sglang_ascend.speculative.lookup.choice import prior_cost
 from sglang_ascend.speculative.lookup.phases import LookupPhases
+from sglang_ascend.speculative.skipped import SkippedRows
 from sglang_ascend.speculative.step import (
     LaunchedPhases,
     Phases,
@@ -70,6 +73,7 @@ class MTPWorker(EAGLEWorkerV2):
         self.step_timeline = make_timeline()
         self.adaptive: AdaptiveSteps | None = None
         self.lookups: RequestLookups | None = None
+        self.skipped: SkippedRows | None = None
 
     def _init_as_eagle(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
@@ -104,10 +108,10 @@ class MTPWorker(EAGLEWorkerV2):
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         verified = drafted = self.speculative_num_steps
-        if self.lookups is not None:
-            verified = self.lookups.begin(batch)
+        looked_up = [] if self.lookups is None else self.lookups.begin(batch)
         if self.adaptive is not None:
-            verified, drafted = self.adaptive.begin(batch)
+            verified, drafted = self.adaptive.begin(batch, looked_up)
+        verified = max([verified, *looked_up])
         sampling = BatchSampling(self.sampling_parts, batch, verified + 1, grammar_barrier)
         phases = self._phases(len(batch.reqs), sampling, verified, drafted)
         timeline = self.step_timeline
@@ -131,23 +135,25 @@ class MTPWorker(EAGLEWorkerV2):
             captured = self.captured_steps.that_holds(batch_size)
             if captured is not None:
                 return captured
-        skips = self.adaptive or self.lookups
         launched = LaunchedPhases(
             MTPForwards(self.models),
             sampling.propose,
             self.step_constants[verified],
             drafted,
-            None if skips is None else skips.skipped,
+            self.skipped,
         )
         if self.lookups is None:
             return launched
-        return LookupPhases(launched, self.lookups.drafts, sampling.next_draft_probs)
+        cost = prior_cost(batch_size) if self.adaptive is None else self.adaptive.cost
+        return LookupPhases(launched, self.lookups.drafts, cost, sampling.next_draft_probs)
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
-        if get_spec().speculative_adaptive:
-            self.adaptive = make_adaptive(self.speculative_num_steps, self.target_worker)
         self.lookups = make_lookups(self.speculative_num_steps, self.target_worker)
+        if get_spec().speculative_adaptive or self.lookups is not None:
+            self.skipped = make_skipped(self.target_worker)
+        if get_spec().speculative_adaptive:
+            self.adaptive = make_adaptive(self.speculative_num_steps, self.skipped, self.lookups)
         if device_profile().captures_step:
             target = self.target_worker.model_runner
             constants = self.step_constants[self.speculative_num_steps]
@@ -166,8 +172,10 @@ class MTPWorker(EAGLEWorkerV2):
             self.sampling_parts.relaxed.prefill(batch)
         if self.adaptive is not None:
             self.draft_worker.skipped = self.adaptive.prefill(batch, self.models)
+        elif self.skipped is not None:
+            before_prefill(self.skipped, batch, self.models)
         if self.lookups is not None:
-            self.lookups.before_prefill(batch, self.models)
+            self.lookups.before_prefill(batch, int(self.draft_worker.skipped is None))
         if self.sampling_parts.lists is not None:
             self.sampling_parts.lists.before_prefill(batch)
         return self._forward_prefill_batch(batch, *args)

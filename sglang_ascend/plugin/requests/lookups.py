@@ -10,30 +10,25 @@ import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
 from sglang_ascend import env
-from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, make_skipped
-from sglang_ascend.plugin.mtp.forwards import StepModels
 from sglang_ascend.plugin.observability.step import make_lookup_counts
 from sglang_ascend.plugin.requests.pool_state import PoolState
 from sglang_ascend.speculative.acceptance_counts import AcceptanceCounts
 from sglang_ascend.speculative.lookup.drafts import LookupDrafts
-from sglang_ascend.speculative.skipped import SkippedRows
 
 
 class RequestLookups(PoolState):
     """Which chains of a step were looked up, and how long they are."""
 
-    def __init__(
-        self, drafts: LookupDrafts, skipped: SkippedRows, counts: AcceptanceCounts | None
-    ) -> None:
-        self.drafts, self.skipped, self._counts = drafts, skipped, counts
+    def __init__(self, drafts: LookupDrafts, counts: AcceptanceCounts | None) -> None:
+        self.drafts, self._counts = drafts, counts
         # Of the steps whose accepted drafts the scheduler has not told yet: of each request the
         # tokens that were looked up; 0: the MTP layer drafted.
         self._unsettled: deque[list[int]] = deque()
 
-    def before_prefill(self, batch: ScheduleBatch, models: StepModels) -> None:
-        before_prefill(self.skipped, batch, models)
+    def before_prefill(self, batch: ScheduleBatch, num_drafts: int) -> None:
+        """So many are drafted behind the prompts."""
         self.prefill(batch)
-        self.drafts.begin_chains(batch.req_pool_indices)
+        self.drafts.begin_chains(batch.req_pool_indices, num_drafts)
 
     def restart(self, reqs: list[Req], rows: torch.Tensor) -> None:
         for req, row in zip(reqs, rows.tolist(), strict=True):
@@ -42,8 +37,8 @@ class RequestLookups(PoolState):
     def advance(self, rows: torch.Tensor, tokens: torch.Tensor, num_kept: torch.Tensor) -> None:
         self.drafts.extend(rows, tokens[:, 0])
 
-    def begin(self, batch: ScheduleBatch) -> int:
-        """Drafts that this step verifies of each request."""
+    def begin(self, batch: ScheduleBatch) -> list[int]:
+        """Of each request the drafts of this step that were looked up; 0: the MTP layer drafted."""
         rows = batch.req_pool_indices
         lengths = self.drafts.lengths[rows].tolist()
         are_lookups = self.drafts.is_lookup[rows].tolist()
@@ -52,7 +47,7 @@ class RequestLookups(PoolState):
             for length, is_lookup in zip(lengths, are_lookups, strict=True)
         ]
         self._unsettled.append(looked_up)
-        return max(self.drafts.num_mtp_drafts, *lengths)
+        return looked_up
 
     def settle(self, accepted: Sequence[int]) -> list[int]:
         """The scheduler has the accepted drafts of the oldest step -> those of the MTP layer."""
@@ -78,5 +73,5 @@ def make_lookups(num_steps: int, target_worker: Any) -> RequestLookups | None:
     most_drafts = max(asked, num_steps)
     runner = target_worker.model_runner
     num_rows, max_len = runner.req_to_token_pool.req_to_token.shape
-    drafts = LookupDrafts(num_rows, max_len, num_steps, most_drafts, runner.device)
-    return RequestLookups(drafts, make_skipped(target_worker), make_lookup_counts(most_drafts))
+    drafts = LookupDrafts(num_rows, max_len, most_drafts, runner.device)
+    return RequestLookups(drafts, make_lookup_counts(most_drafts))

@@ -19,6 +19,15 @@ class Tuning:
     probe_share: float = 0.005  # of all steps, that probes may cost
 
 
+@dataclass(frozen=True)
+class LookedUp:
+    """Chains of a batch that no model drafted, and that are verified whatever K is."""
+
+    share: float  # of its requests
+    kept: float  # drafts of each that are expected to be kept
+    num_drafts: int
+
+
 class AdaptiveDrafts:
     """K in 0..max_drafts by value V(K) = E(K) / cost(K), which is S(B,K) up to a factor.
 
@@ -34,6 +43,7 @@ class AdaptiveDrafts:
         self.max_drafts, self.tuning = max_drafts, tuning or Tuning()
         self.acceptance, self.costs = AcceptanceByClass(max_drafts), Costs()
         self.share_sampled = 0.0  # of the batch's requests; the others are greedy
+        self.looked_up: LookedUp | None = None
         self.in_force = max_drafts
         self._lost = [0.0] * (max_drafts + 1)
         self._since_switch = self.tuning.min_steps
@@ -81,9 +91,17 @@ class AdaptiveDrafts:
         """Whether a draft of the first chain of a new request is wanted."""
         return self.in_force > 0
 
-    def record_time(self, batch_size: int, context: float, num_drafts: int, seconds: float) -> None:
-        """One step that verified and drafted ``num_drafts``, from its start to the next one's."""
-        self.costs.record(batch_size, context, num_drafts, seconds)
+    def record_time(
+        self,
+        batch_size: int,
+        context: float,
+        num_drafts: int,
+        seconds: float,
+        verified: int | None = None,
+    ) -> None:
+        """One step that drafted ``num_drafts`` and verified as many, or more where some were looked
+        up, from its start to the next one's."""
+        self.costs.record(batch_size, context, num_drafts, seconds, verified)
 
     def record_acceptance(
         self, accepted: Sequence[int], num_drafts: int, is_sampled: Sequence[bool]
@@ -99,10 +117,23 @@ class AdaptiveDrafts:
     def _gains(self, batch_size: int, context: float) -> list[float]:
         """V(K) / V(K in force) - 1 of every K."""
         values = [
-            tokens / self.costs.seconds(batch_size, context, k)
+            self._value(batch_size, context, k, tokens)
             for k, tokens in enumerate(self.acceptance.expected_tokens(self.share_sampled))
         ]
         return [value / values[self.in_force] - 1 for value in values]
+
+    def _value(self, batch_size: int, context: float, num_drafts: int, tokens: float) -> float:
+        """V(K) of E(K) ``tokens``; with lookups where they are worth more beside this K."""
+        value = tokens / self.costs.seconds(batch_size, context, num_drafts)
+        found = self.looked_up
+        if found is None:
+            return value
+        # Where all are looked up the MTP layer does not run.
+        drafted = num_drafts if found.share < 1 else 0
+        verified = max(found.num_drafts, num_drafts)
+        emitted = tokens + found.share * max(0.0, 1 + found.kept - tokens)
+        beside = emitted / self.costs.seconds(batch_size, context, drafted, verified)
+        return max(value, beside)
 
     def _add_up(self, gains: Sequence[float]) -> None:
         for k, gain in enumerate(gains):

@@ -27,16 +27,17 @@ FAR = 1.5
 # A cost that falls to this share of itself says that the machine was disturbed before.
 DISTURBED = 0.5
 # A step's cost before any was measured, in units of one at batch 1: constant, per request, per
-# draft, per drafted row, per cached token of the batch.
-PRIOR_COST = np.array([0.8, 0.02, 0.1, 0.01, 1e-6])
+# draft, per drafted row, per verified draft that the MTP layer does not draft, per row of those,
+# per cached token of the batch.
+PRIOR_COST = np.array([0.8, 0.02, 0.1, 0.01, 0.02, 0.006, 1e-6])
 PRIOR_WEIGHT = 0.01
 
 # The linear model is fitted anew where a guess is asked for after so many records, and after the
 # first ones of a batch: a fit takes longer than all else that a step asks.
 RECORDS_PER_FIT = 16
 
-Bucket = tuple[int, int, int]  # batch, context, drafts
-Features = tuple[float, float, float, float, float]  # what PRIOR_COST is of
+Bucket = tuple[int, int, int, int]  # batch, context, drafts, those that are verified
+Features = tuple[float, ...]  # what PRIOR_COST is of
 
 
 class Acceptance:
@@ -92,7 +93,8 @@ class AcceptanceByClass:
 
 
 class Costs:
-    """Seconds of a step of a batch that verifies and drafts K tokens, K in 0..max_drafts.
+    """Seconds of a step of a batch that drafts K tokens, K in 0..max_drafts, and verifies as many,
+    or more where some were looked up.
 
     Where it was measured, the quartile. Elsewhere that of the nearest measured batch with the same
     K, carried over by a linear model that is fitted to all quartiles. More drafts never cost less.
@@ -109,8 +111,15 @@ class Costs:
         self._fitted = PRIOR_COST
         self._num_records, self._is_outdated = 0, False
 
-    def record(self, batch_size: int, context: float, num_drafts: int, seconds: float) -> None:
-        bucket = _bucket(batch_size, context, num_drafts)
+    def record(
+        self,
+        batch_size: int,
+        context: float,
+        num_drafts: int,
+        seconds: float,
+        verified: int | None = None,
+    ) -> None:
+        bucket = _bucket(batch_size, context, num_drafts, verified)
         samples = self._samples.setdefault(bucket, deque(maxlen=WINDOW))
         samples.append(seconds)
         if len(samples) >= MIN_SAMPLES:
@@ -118,7 +127,7 @@ class Costs:
             if quartile < DISTURBED * self._measured.get(bucket, 0.0):
                 self._forget_all_but(bucket, list(samples)[-MIN_SAMPLES:])
             self._measured[bucket] = quartile
-            self._features[bucket] = _features(batch_size, context, num_drafts)
+            self._features[bucket] = _features(batch_size, context, num_drafts, verified)
             self._num_records += 1
             if len(samples) == MIN_SAMPLES or self._num_records % RECORDS_PER_FIT == 0:
                 self._is_outdated = True
@@ -138,23 +147,45 @@ class Costs:
                 self._known.add(bucket)
         return bucket in self._known
 
-    def seconds(self, batch_size: int, context: float, num_drafts: int) -> float:
-        batch, length, _ = bucket = _bucket(batch_size, context, num_drafts)
+    def seconds(
+        self, batch_size: int, context: float, num_drafts: int, verified: int | None = None
+    ) -> float:
+        bucket = _bucket(batch_size, context, num_drafts, verified)
         if bucket in self._measured:
-            of_more = (other for other in self._measured if other[:2] == (batch, length))
-            return min(self._measured[other] for other in of_more if other[2] >= num_drafts)
-        guess = self._modelled(_features(batch_size, context, num_drafts))
+            return min(
+                seconds
+                for other, seconds in self._measured.items()
+                if other[:2] == bucket[:2] and other[2] >= bucket[2] and other[3] >= bucket[3]
+            )
+        guess = self._modelled(_features(batch_size, context, num_drafts, verified))
         nearest = self._nearest(bucket)
         if nearest is None:
-            return guess * MOST_OPTIMISM
+            return self._least(bucket, guess * MOST_OPTIMISM)
         carried = guess * self._measured[nearest] / self._modelled(self._features[nearest])
         return carried * max(MOST_OPTIMISM, OPTIMISM ** _distance(bucket, nearest))
 
+    def _least(self, bucket: Bucket, guess: float) -> float:
+        """Of drafts that were never measured where others were looked up: as little as it can be,
+        so that they are tried. Where none was, probes try them, and it is the guess."""
+        drafted, verified = bucket[2:]
+        here = {
+            other[2:]: cost for other, cost in self._measured.items() if other[:2] == bucket[:2]
+        }
+        if all(of_mtp == in_all for of_mtp, in_all in [*here, bucket[2:]]):
+            return guess
+        least = 0.0
+        for (of_mtp, in_all), cost in here.items():
+            if of_mtp <= drafted and in_all <= verified:
+                least = max(least, cost)
+            elif of_mtp == drafted and in_all > verified:
+                least = max(least, cost * (verified + 1) / (in_all + 1))
+        return least or guess
+
     def _nearest(self, bucket: Bucket) -> Bucket | None:
-        """The nearest measured one of the same K."""
+        """The nearest measured one of the same drafts."""
         if bucket in self._measured:
             return bucket
-        same = (other for other in self._measured if other[2] == bucket[2])
+        same = (other for other in self._measured if other[2:] == bucket[2:])
         return min(same, key=lambda other: _distance(bucket, other), default=None)
 
     def _modelled(self, features: Features) -> float:
@@ -174,9 +205,12 @@ class Costs:
         self._fitted = prior * np.maximum(fitted, 1e-3)
 
 
-def _bucket(batch_size: int, context: float, num_drafts: int) -> Bucket:
+def _bucket(
+    batch_size: int, context: float, num_drafts: int, verified: int | None = None
+) -> Bucket:
     batch = round(math.log(batch_size, BATCH_RATIO))
-    return batch, round(math.log(max(context, 64.0), CONTEXT_RATIO)), num_drafts
+    length = round(math.log(max(context, 64.0), CONTEXT_RATIO))
+    return batch, length, num_drafts, num_drafts if verified is None else verified
 
 
 def _distance(one: Bucket, other: Bucket) -> float:
@@ -185,6 +219,9 @@ def _distance(one: Bucket, other: Bucket) -> float:
     return batches + abs(one[1] - other[1]) * math.log2(CONTEXT_RATIO)
 
 
-def _features(batch_size: int, context: float, num_drafts: int) -> Features:
-    drafted = batch_size * num_drafts
-    return 1.0, batch_size, num_drafts, drafted, batch_size * context
+def _features(
+    batch_size: int, context: float, num_drafts: int, verified: int | None = None
+) -> Features:
+    more = 0 if verified is None else verified - num_drafts
+    rows = (num_drafts, batch_size * num_drafts, more, batch_size * more)
+    return 1.0, batch_size, *rows, batch_size * context

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_ascend.ops import chain
+from sglang_ascend.speculative.lookup.choice import Choice, Cost, choose_chains
 from sglang_ascend.speculative.step import lengthened
 
 # Equal tokens that a lookup is found by.
@@ -22,8 +23,6 @@ HALF_LIFE, SERVER_HALF_LIFE = 24.0, 2000.0
 # The server's rate is what a request begins with, as if so many of its drafts had been judged; the
 # server's own begins with PRIOR_RATE.
 PRIOR_DRAFTS, PRIOR_RATE = 4.0, 0.5
-# What one more row costs the target's forward, of what the forward of a few rows costs.
-ROW_COST = 0.05
 MTP = 0  # the place of the MTP layer's counts; that of a lookup is the tokens it was found by
 HIGHEST_RATE = 0.98
 
@@ -33,13 +32,16 @@ class Proposal:
     """What the lookup drafts behind the last emitted token of each request."""
 
     drafts: torch.Tensor  # int64 [batch, most drafts]
-    is_chosen: torch.Tensor  # bool [batch], in place of what the MTP layer drafts
-    num_drafts: int  # of those that are chosen
+    choice: Choice  # where they are taken in place of what the MTP layer drafts
+
+    @property
+    def is_chosen(self) -> torch.Tensor:
+        return self.choice.is_chosen
 
     def instead_of(self, drafted: torch.Tensor) -> torch.Tensor:
         """int64 [batch, drafts + 1]: ``drafted`` [batch, drafts + 1] but where the lookup's are
         chosen."""
-        width = max(self.num_drafts + 1, drafted.shape[1])
+        width = max(self.choice.num_drafts + 1, drafted.shape[1])
         chains = lengthened(drafted, width).clone()
         chains[:, 1:] = torch.where(
             self.is_chosen[:, None], self.drafts[:, : width - 1], chains[:, 1:]
@@ -57,11 +59,10 @@ class LookupDrafts:
         self,
         num_rows: int,
         max_len: int,
-        num_mtp_drafts: int,
         most_drafts: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.num_mtp_drafts, self.most_drafts = num_mtp_drafts, most_drafts
+        self.most_drafts = most_drafts
         # Behind the last token a step writes what it sampled and did not accept.
         self.tokens = torch.zeros(num_rows, max_len + most_drafts + 2, dtype=torch.int32)
         self.tokens = self.tokens.to(device)
@@ -73,6 +74,7 @@ class LookupDrafts:
         # Of the chain that is verified next: whether it was looked up, and how many it drafts.
         self.is_lookup = torch.zeros(num_rows, dtype=torch.bool, device=device)
         self.lengths = torch.ones(num_rows, dtype=torch.int64, device=device)
+        self.kept = 0.0  # of the chains that were looked up last, on average, as was expected
         # [..., 0] were right of [..., 1] judged; of each request, and of all.
         self._counts = torch.zeros(num_rows, MAX_MATCH + 1, 2, device=device)
         self._server = torch.zeros(MAX_MATCH + 1, 2, device=device)
@@ -89,9 +91,9 @@ class LookupDrafts:
         self.tokens[rows, self._lens[rows]] = tokens.int()
         self._lens[rows] += 1
 
-    def begin_chains(self, rows: torch.Tensor) -> None:
-        """A prefill drafts one token, by the MTP layer."""
-        self.is_lookup[rows], self.lengths[rows], self._matched[rows] = False, 1, 0
+    def begin_chains(self, rows: torch.Tensor, num_drafts: int = 1) -> None:
+        """A prefill drafts one token, by the MTP layer, or none."""
+        self.is_lookup[rows], self.lengths[rows], self._matched[rows] = False, num_drafts, 0
 
     def accept(
         self,
@@ -136,23 +138,21 @@ class LookupDrafts:
         self._server *= 0.5 ** (new[:, 1].sum() / SERVER_HALF_LIFE)
         self._server.index_add_(0, places, new.float())
 
-    def propose(self, rows: torch.Tensor) -> Proposal:
-        """Behind the last token that was emitted."""
+    def propose(self, rows: torch.Tensor, num_mtp_drafts: int, cost: Cost) -> Proposal:
+        """Behind the last token that was emitted, beside chains of the MTP layer."""
         drafts, matched = chain.look_up(
             self.tokens, rows, self._lens[rows] + 1, self.most_drafts, MIN_MATCH, MAX_MATCH
         )
         self._drafts[rows], self._matched[rows] = drafts, matched
         ramp = self._ramp[1 : self.most_drafts + 1]
-        of_mtp = self._rates(rows, torch.full_like(matched, MTP))
-        kept = self._rates(rows, matched)[:, None] ** ramp
-        is_worth = (kept >= self._least_worth(len(rows))) | (ramp <= self.num_mtp_drafts)
-        kept_of_mtp = of_mtp[:, None] ** ramp[: self.num_mtp_drafts]
-        is_chosen = (matched > 0) & ((kept * is_worth).sum(dim=1) >= kept_of_mtp.sum(dim=1))
-        # All that are looked up are as long as the longest: its rows are verified anyway.
-        num_drafts = int((is_worth.sum(dim=1) * is_chosen).max())
-        self.is_lookup[rows] = is_chosen
-        self.lengths[rows] = torch.where(is_chosen, num_drafts, self.num_mtp_drafts)
-        return Proposal(drafts, is_chosen, num_drafts)
+        kept = self._rates(rows, matched)[:, None] ** ramp * (matched > 0)[:, None]
+        of_mtp = self._rates(rows, torch.full_like(matched, MTP))[:, None]
+        kept_of_mtp = (of_mtp ** ramp[:num_mtp_drafts]).sum(dim=1)
+        choice = choose_chains(kept.cumsum(dim=1), kept_of_mtp, num_mtp_drafts, cost)
+        self.kept = choice.kept
+        self.is_lookup[rows] = choice.is_chosen
+        self.lengths[rows] = torch.where(choice.is_chosen, choice.num_drafts, num_mtp_drafts)
+        return Proposal(drafts, choice)
 
     def _rates(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         right, judged = self._counts[rows, places].unbind(-1)
@@ -160,11 +160,3 @@ class LookupDrafts:
         of_server = of_all[:, 0] / of_all[:, 1]
         rate = (right + PRIOR_DRAFTS * of_server) / (judged + PRIOR_DRAFTS)
         return rate.clamp_max(HIGHEST_RATE)
-
-    def _least_worth(self, batch_size: int) -> float:
-        """What a row must keep to be verified: its share of the forward, in tokens of the batch.
-
-        One more row costs c of a forward of 1 + c B (K + 1), which emits about 2 B tokens.
-        """
-        rows = batch_size * (self.num_mtp_drafts + 1)
-        return ROW_COST * 2 * batch_size / (1 + ROW_COST * rows)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from sglang_ascend.speculative.lookup.choice import Cost
 from sglang_ascend.speculative.lookup.drafts import LookupDrafts
 from sglang_ascend.speculative.step import LaunchedPhases, Requests
 
@@ -18,9 +19,14 @@ class LookupPhases:
     """
 
     def __init__(
-        self, phases: LaunchedPhases, drafts: LookupDrafts, drawn_from: Sequence[torch.Tensor] = ()
+        self,
+        phases: LaunchedPhases,
+        drafts: LookupDrafts,
+        cost: Cost,
+        drawn_from: Sequence[torch.Tensor] = (),
     ) -> None:
-        self.phases, self.drafts, self.drawn_from = phases, drafts, drawn_from
+        self.phases, self.drafts, self.cost = phases, drafts, cost
+        self.drawn_from = drawn_from
 
     def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
         # Once lengths are published the batch is the scheduler's again.
@@ -35,7 +41,8 @@ class LookupPhases:
         self, sampled: torch.Tensor, accept_lens: torch.Tensor, new_seq_lens: torch.Tensor
     ) -> torch.Tensor:
         self.drafts.accept(self._rows, self._last_tokens, sampled, accept_lens)
-        found = self.drafts.propose(self._rows)
+        found = self.drafts.propose(self._rows, self.phases.num_drafts, self.cost)
+        self.choice = found.choice
         # On the CPU, where reading a tensor waits for nothing.
         if bool(found.is_chosen.all()):
             self.phases.num_drafts = 0

@@ -3,7 +3,8 @@
 $FORCED_DRAFTS is "random", "apart" (each process draws by itself), or the K of step 1, 2, ...,
 which begins again at its end. With $ACCEPTANCE each process appends to a file of its own there, for
 each request and step, the request's id, its tokens in the cache before it, the drafts of its chain,
-and the chain's length with the repetitions at its end; to another one the K that it chose.
+and the chain's length with the repetitions at its end (which record_lookups does where lookups are
+on); to another one the K that it chose.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ def choose(drafts: AdaptiveDrafts, *args: Any) -> int:
     return chosen
 
 
-def begin(original: Any, adaptive: Any, batch: Any) -> tuple[int, int]:
+def begin(original: Any, adaptive: Any, batch: Any, *args: Any) -> tuple[int, int]:
     """Around ``AdaptiveSteps.begin``."""
     behind_prompts, in_chains = adaptive.behind_prompts, adaptive.in_chains
     drafted = [behind_prompts.get(req, in_chains) for req in batch.reqs]
-    verified, to_draft = original(adaptive, batch)
+    verified, to_draft = original(adaptive, batch, *args)
     for req, start, in_chain in zip(batch.reqs, batch.seq_lens.tolist(), drafted, strict=True):
         write("chains", f"{req.rid} {start} {in_chain} {verified}\n")
     return verified, to_draft
@@ -52,6 +53,6 @@ def write(kind: str, line: str) -> None:
 
 def install() -> None:
     AdaptiveDrafts.choose = choose
-    if "ACCEPTANCE" in os.environ:
+    if "ACCEPTANCE" in os.environ and "record_lookups" not in os.environ["BENCHMARK_PARTS"]:
         target = "sglang_ascend.plugin.mtp.adaptive.steps.AdaptiveSteps.begin"
         HookRegistry.register(target, begin, HookType.AROUND)

@@ -7,16 +7,17 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, make_skipped, slot_table
+from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, slot_table
 from sglang_ascend.plugin.mtp.forwards import StepModels
 from sglang_ascend.plugin.mtp.ranks import decision_of_first_rank
 from sglang_ascend.plugin.observability.step import make_draft_gauge
-from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
+from sglang_ascend.plugin.requests.lookups import RequestLookups
+from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts, LookedUp
+from sglang_ascend.speculative.lookup.choice import widths
 from sglang_ascend.speculative.skipped import SkippedRows
 
 logger = logging.getLogger(__name__)
@@ -24,12 +25,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Timed:
-    """A step that verified and drafted the same K, until the next one begins."""
+    """A step that verified what was drafted with its own K, or looked up, until the next begins."""
 
     moment: float
     requests: list[str]
     context: float
     num_drafts: int
+    verified: int
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class _Unsettled:
     """A step whose accepted drafts the scheduler has not told yet."""
 
     num_drafts: int
-    is_first: list[bool]  # of each request: a prefill began its chain
+    is_drafted: list[bool]  # of each request: a step of the MTP layer drafted its whole chain
     is_sampled: list[bool]
 
 
@@ -52,27 +54,30 @@ class AdaptiveSteps:
         self,
         max_drafts: int,
         skipped: SkippedRows,
+        lookups: RequestLookups | None = None,
         on_change: Callable[[int], None] = lambda num_drafts: None,
     ) -> None:
-        self.policy, self.skipped = AdaptiveDrafts(max_drafts), skipped
+        self.policy, self.skipped, self.lookups = AdaptiveDrafts(max_drafts), skipped, lookups
         self.in_chains = max_drafts
         # Drafts behind the prompts of requests that have made no step since.
         self.behind_prompts: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
         self._on_change = on_change
         self._timed: _Timed | None = None
         self._unsettled: deque[_Unsettled] = deque()
+        self._costs: dict[tuple[int, int], int] = {}  # what ``cost`` tells
 
-    def begin(self, batch: ScheduleBatch) -> tuple[int, int]:
-        """(drafts that this step verifies, drafts that it drafts)."""
+    def begin(self, batch: ScheduleBatch, looked_up: Sequence[int] = ()) -> tuple[int, int]:
+        """(drafts that this step verifies, drafts that it drafts). Of each request's chain
+        ``looked_up`` were, if any; a step may verify more because of them."""
         now, rids = time.perf_counter(), [req.rid for req in batch.reqs]
         context = sum(req.kv.kv_committed_len for req in batch.reqs) / len(rids)
         timed, self._timed = self._timed, None
         if timed is not None and timed.requests == rids:
-            seconds = now - timed.moment
-            self.policy.record_time(len(rids), timed.context, timed.num_drafts, seconds)
+            self._record(timed, now, looked_up)
         first = [self.behind_prompts.pop(req, None) for req in batch.reqs]
         is_sampled = [req.sampling_params.top_k != 1 for req in batch.reqs]
         self.policy.share_sampled = sum(is_sampled) / len(is_sampled)
+        self.policy.looked_up = self._worth_of(looked_up)
         before, drafted = self.policy.in_force, self._choose(batch, context, first)
         if self.policy.in_force != before:
             logger.info(
@@ -81,12 +86,45 @@ class AdaptiveSteps:
         if drafted != self.in_chains:
             self._on_change(drafted)
         else:
-            self._timed = _Timed(now, rids, context, drafted)
-        is_first = [drafts is not None for drafts in first]
-        self._unsettled.append(_Unsettled(self.in_chains, is_first, is_sampled))
+            self._timed = _Timed(now, rids, context, drafted, max([drafted, *looked_up]))
+        others = looked_up or [0] * len(first)
+        is_drafted = [
+            drafts is None and length == 0 for drafts, length in zip(first, others, strict=True)
+        ]
+        self._unsettled.append(_Unsettled(self.in_chains, is_drafted, is_sampled))
         verified = max(self.in_chains, drafted)
         self.in_chains = drafted
+        if self.lookups is not None:
+            self._tell_costs(len(rids), context, drafted, self.lookups.drafts.most_drafts)
         return verified, drafted
+
+    def cost(self, verified: int, drafted: int) -> float:
+        """Of a step behind this one, for what it chooses."""
+        return self._costs[verified, drafted]
+
+    def _tell_costs(self, batch_size: int, context: float, drafted: int, most: int) -> None:
+        """Every rank chooses by what the first one has measured."""
+        steps = [(drafted, drafted)]
+        steps += [(width, of_mtp) for width in widths(drafted, most) for of_mtp in {0, drafted}]
+        nanoseconds = [
+            round(1e9 * self.policy.costs.seconds(batch_size, context, of_mtp, width))
+            for width, of_mtp in steps
+        ]
+        self._costs = dict(zip(steps, decision_of_first_rank(*nanoseconds), strict=True))
+
+    def _record(self, timed: _Timed, now: float, looked_up: Sequence[int]) -> None:
+        # It looked all up, and so drafted nothing.
+        drafted = 0 if looked_up and all(looked_up) else timed.num_drafts
+        seconds = now - timed.moment
+        self.policy.record_time(
+            len(timed.requests), timed.context, drafted, seconds, timed.verified
+        )
+
+    def _worth_of(self, looked_up: Sequence[int]) -> LookedUp | None:
+        if self.lookups is None or not any(looked_up):
+            return None
+        share = sum(map(bool, looked_up)) / len(looked_up)
+        return LookedUp(share, self.lookups.drafts.kept, max(looked_up))
 
     def _choose(self, batch: ScheduleBatch, context: float, first: list[int | None]) -> int:
         behind_prompts = [drafts for drafts in first if drafts is not None]
@@ -104,9 +142,9 @@ class AdaptiveSteps:
         """The scheduler has the accepted drafts of the oldest step -> the K that it verified."""
         while self._unsettled:
             step = self._unsettled.popleft()
-            if len(step.is_first) == len(accepted):
+            if len(step.is_drafted) == len(accepted):
                 # Behind a prompt a chain repeats its one draft.
-                counted = [i for i, is_first in enumerate(step.is_first) if not is_first]
+                counted = [i for i, is_drafted in enumerate(step.is_drafted) if is_drafted]
                 self.policy.record_acceptance(
                     [accepted[i] for i in counted],
                     step.num_drafts,
@@ -133,5 +171,7 @@ class AdaptiveSteps:
         return self.skipped.seconds_to_catch_up(slot_table(batch, batch.seq_lens), batch.seq_lens)
 
 
-def make_adaptive(max_drafts: int, target_worker: Any) -> AdaptiveSteps:
-    return AdaptiveSteps(max_drafts, make_skipped(target_worker), make_draft_gauge())
+def make_adaptive(
+    max_drafts: int, skipped: SkippedRows, lookups: RequestLookups | None
+) -> AdaptiveSteps:
+    return AdaptiveSteps(max_drafts, skipped, lookups, make_draft_gauge())
