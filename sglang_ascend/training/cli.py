@@ -41,7 +41,8 @@ def generate(
     folder: TargetOption,
     data: DataOption,
     exclude: Annotated[
-        Path, typer.Option(help="Evaluation prompts (JSON) that must never be generated on.")
+        list[Path],
+        typer.Option(help="Evaluation prompts that must never be generated on; repeatable."),
     ],
     tokens: Annotated[int, typer.Option(min=1, help="Stop after this many sampled tokens.")],
     seed: Annotated[int, typer.Option(help="One seed per process; names the shards.")] = 0,
@@ -58,7 +59,7 @@ def generate(
     from sglang_ascend.training.generation.prompts import prompt_key
     from sglang_ascend.training.targets.device import default_dtype
 
-    excluded = {prompt_key(row["prompt"]) for row in read_prompts(exclude)}
+    excluded = {prompt_key(row["prompt"]) for path in exclude for row in read_prompts(path)}
     target = _open(folder, device)
     dtype = dtype or default_dtype(target.device)
     config = GenerateConfig(seed=seed, rows=rows, sequences_per_shard=shard, dtype=dtype)

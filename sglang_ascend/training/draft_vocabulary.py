@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME
+from sglang_ascend.training.generation.conversation import TEXT
 from sglang_ascend.training.generation.shards import read_shard
 
 
 def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int) -> list[int]:
-    """`size` ascending ids: the special ones, then the most frequent tokens of the shards in
-    `data`, then low ids, which a byte-pair tokenizer gives to its most frequent tokens.
+    """`size` ascending ids: the special ones, then the most frequent tokens of the conversations in
+    `data`, not of others' text, then low ids, which a byte-pair tokenizer gives to its most
+    frequent tokens.
 
     Raises:
         FileNotFoundError: no shard in `data`.
@@ -23,7 +25,9 @@ def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int)
         raise FileNotFoundError(f"{data} holds no shard: run `generate` first.")
     counts = torch.zeros(vocab_size, dtype=torch.float64)
     for path in paths:
-        counts += torch.bincount(read_shard(path)["tokens"].long(), minlength=vocab_size)
+        shard = read_shard(path)
+        if not (shard["roles"] == TEXT).any():
+            counts += torch.bincount(shard["tokens"].long(), minlength=vocab_size)
     # Ties, above all among tokens never seen, go to the lower id.
     counts -= torch.arange(vocab_size, dtype=torch.float64) / (2 * vocab_size)
     counts[special_ids] = float("inf")

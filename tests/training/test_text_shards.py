@@ -10,6 +10,7 @@ from tiny_targets import FAMILIES, write_target
 from transformers import AutoTokenizer
 
 from sglang_ascend.training.data import load_shards
+from sglang_ascend.training.draft_vocabulary import frequent_ids
 from sglang_ascend.training.generation import text as text_module
 from sglang_ascend.training.generation.text import hidden_states, write_text_shards
 from sglang_ascend.training.provenance import generated
@@ -103,6 +104,8 @@ def test_sources_take_turns_until_each_has_ended(tmp_path, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
     written = [tokenizer.decode(sequence.tokens).split()[-1] for sequence in sequences]
     assert written == [words[0], words[3], words[1], words[2]]
+    # What others wrote does not say what the target will: the lowest ids, as without any count.
+    assert frequent_ids(tmp_path / "data", [], 10, 3) == [0, 1, 2]
 
 
 SPANS = (("long", 0, 3), ("short", 3, 4))
