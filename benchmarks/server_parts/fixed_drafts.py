@@ -52,9 +52,9 @@ class Switch:
         adaptive.policy = FixedDrafts(most, int(told)) if told else self.learning
         return original(adaptive, *args)
 
-    def begin(self, original: Any, adaptive: Any, batch: Any) -> tuple[int, int]:
+    def begin(self, original: Any, adaptive: Any, batch: Any, *args: Any) -> tuple[int, int]:
         """Around ``AdaptiveSteps.begin``."""
-        chosen = original(adaptive, batch)
+        chosen = original(adaptive, batch, *args)
         self.num_steps += 1
         if adaptive.policy is self.learning and self.num_steps % STEPS_BETWEEN_REPORTS == 0:
             context = sum(req.kv.kv_committed_len for req in batch.reqs) / len(batch.reqs)
