@@ -68,6 +68,7 @@ def received(reqs, num_steps: int, monkeypatch) -> torch.Tensor:
     """The chains that the decode server's relay holds afterwards."""
     from sglang_ascend.plugin.mtp import disaggregation
     from sglang_ascend.plugin.mtp.chain_relay import ChainRelay
+    from sglang_ascend.speculative.drawn import DrawnDrafts
 
     spec = SimpleNamespace(speculative_num_draft_tokens=num_steps + 1)
     monkeypatch.setattr(disaggregation, "get_spec", lambda: spec)
@@ -80,7 +81,7 @@ def received(reqs, num_steps: int, monkeypatch) -> torch.Tensor:
     ]
     relay: Any = object.__new__(ChainRelay)
     relay.candidates = torch.zeros(6, num_steps + 1, dtype=torch.int64)
-    relay.draft_probs = None
+    relay.drawn = DrawnDrafts(6, num_steps, "cpu")
     relay.publish = lambda indices, seq_lens: None
     batch = SimpleNamespace(
         reqs=rows,

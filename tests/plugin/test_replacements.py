@@ -75,7 +75,7 @@ class TestChainRelay:
     def relay(self, loaded_plugins, monkeypatch):
         from sglang_ascend.plugin.mtp import chain_relay
 
-        settings = SimpleNamespace(speculative_num_draft_tokens=4)
+        settings = SimpleNamespace(speculative_num_draft_tokens=4, speculative_num_steps=3)
         monkeypatch.setattr(chain_relay, "get_spec", lambda: settings)
         pool = SimpleNamespace(req_to_token=torch.zeros(9, 5))
         return chain_relay.ChainRelay("cpu", SimpleNamespace(is_dspark=lambda: False), pool)

@@ -267,6 +267,22 @@ def test_rejection_sampling_has_the_models_distribution(
     check_distribution(pair, reference, prompt, five_tokens, case, NUM_DRAWS)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["rejection without overlap"])
+def test_rejection_sampling_has_the_models_distribution_without_overlap(
+    servers: ServerPool,
+    model_folder: Path,
+    reference: ReferenceModel,
+    prompt: list[int],
+    five_tokens: Cells,
+    variant: str,
+) -> None:
+    """Nothing is relayed from step to step there."""
+    flags = (*REJECTION, "--disable-overlap-schedule")
+    pair = servers.get(*plain_and_mtp(model_folder, mtp_flags=flags))
+    check_distribution(pair, reference, prompt, five_tokens, "temperature 1", NUM_DRAWS // 4)
+
+
 def any_k(folder: Path, *parts: str) -> ServerConfig:
     """Rejection sampling where each step has a K of its own."""
     _, mtp = plain_and_mtp(folder, mtp_flags=(*REJECTION, "--speculative-adaptive"))

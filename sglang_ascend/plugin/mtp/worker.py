@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penal
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
 from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps, warm_up
+from sglang_ascend.speculative.drawn import DrawnDrafts
 from sglang_ascend.speculative.lookup.choice import prior_cost
 from sglang_ascend.speculative.lookup.phases import LookupPhases
 from sglang_ascend.speculative.skipped import SkippedRows
@@ -105,8 +106,13 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         if not batch.sampling_info.is_all_greedy:
             self.seeds.give(batch)
+        is_relayed = on_publish is not None or not self.draws_drafts
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            if not is_relayed:
+                self.drawn.keep(batch.req_pool_indices, None)
             return self._prefill(batch, on_publish, pp_proxy_tensors)
+        if not is_relayed:
+            batch.spec_info.drawn_from = partial(self.drawn.of, batch.req_pool_indices)
         verified = drafted = self.speculative_num_steps
         looked_up = [] if self.lookups is None else self.lookups.begin(batch)
         if self.adaptive is not None:
@@ -123,6 +129,11 @@ class MTPWorker(EAGLEWorkerV2):
             on_publish or _publish_to_nobody,
         )
         batch_result = self._batch_result(batch, result, phases, sampling)
+        if not is_relayed:
+            # Core would join the draft_probs of some requests to none of others.
+            next_input = batch_result.next_draft_input
+            self.drawn.keep(batch.req_pool_indices, next_input.draft_probs)
+            next_input.draft_probs = None
         if timeline is not None:
             timeline.finish(len(batch.reqs))
         return batch_result
@@ -204,11 +215,15 @@ class MTPWorker(EAGLEWorkerV2):
         return get_spec().speculative_use_rejection_sampling or isinstance(self.lossy, Threshold)
 
     @cached_property
+    def drawn(self) -> DrawnDrafts:
+        """Without overlap, where nothing is relayed from step to step."""
+        num_rows = len(self.req_to_token_pool.req_to_token)
+        return DrawnDrafts(num_rows, self.speculative_num_steps, self.device)
+
+    @cached_property
     def models(self) -> StepModels:
-        draft = self.draft_worker
-        return StepModels(
-            self.target_worker.model_runner, draft.draft_runner, draft.parallel_layout
-        )
+        target, draft = self.target_worker.model_runner, self.draft_worker
+        return StepModels(target, draft.draft_runner, draft.parallel_layout)
 
     @cached_property
     def sampling_parts(self) -> SamplingParts:

@@ -11,12 +11,12 @@ import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 
-def drawn_from(original: Any, relay: Any, indices: torch.Tensor, width: int) -> Any:
-    """Around ``ChainRelay.drawn_from``."""
-    relay.num_drawn.fill_(width)
-    return original(relay, indices, width)
+def of(original: Any, drawn: Any, rows: torch.Tensor, width: int) -> Any:
+    """Around ``DrawnDrafts.of``."""
+    drawn.num_drawn.fill_(width)
+    return original(drawn, rows, width)
 
 
 def install() -> None:
-    target = "sglang_ascend.plugin.mtp.chain_relay.ChainRelay.drawn_from"
-    HookRegistry.register(target, drawn_from, HookType.AROUND)
+    target = "sglang_ascend.speculative.drawn.DrawnDrafts.of"
+    HookRegistry.register(target, of, HookType.AROUND)
