@@ -62,13 +62,13 @@ def prepare_step(
     slots = listed.gather(1, window)
     pages = listed[:, ::page_size] // page_size
     first_positions = torch.arange(0, max_kv_len, page_size, device=listed.device)
-    is_own = first_positions < seq_lens[:, None] + len(offsets)
+    is_own = first_positions <= window[:, -1:]
     return StepInputs(
         positions=window[:, :num_draft_tokens].reshape(-1),
         row_slots=slots[:, :num_draft_tokens].reshape(-1),
         slots=slots,
         kv_lens=seq_lens + num_draft_tokens,
-        block_table=pages.where(is_own, 0),
+        block_table=pages * is_own,
         page_size=page_size,
     )
 
