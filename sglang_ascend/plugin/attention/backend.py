@@ -42,6 +42,12 @@ class AscendAttentionBackend(AttentionBackend):
     def support_triton(self) -> bool:
         return False
 
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        """Of a request that makes up a batch to the size of another rank's: it sees slot 0."""
+        return 1
+
+    get_cpu_graph_seq_len_fill_value = get_cuda_graph_seq_len_fill_value
+
     def init_forward_metadata(self, forward_batch: ForwardBatch) -> None:
         """Of prefill and plain decode; a speculative step sets ``step_metadata`` itself."""
         self.step_metadata = build_metadata(forward_batch, self.req_to_token_pool.req_to_token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,29 @@ def assign_req_to_token_pool(
 ) -> None:
     """Writes ``out_cache_loc`` into positions [start, end) of each request's row."""
     slots.assign_slots(req_to_token, req_pool_indices, start_offset, end_offset, out_cache_loc)
+
+
+def copy_rows(*rows: Any) -> None:
+    """Rows of one rank into those of all ranks, or back."""
+    from sglang.srt.layers.dp_attention import memcpy_cpu
+
+    memcpy_cpu(*rows)
+
+
+def pad_without_pinning(original: Callable[..., None], self: Any, runner: Any) -> None:
+    """``ForwardBatch.prepare_mlp_sync_batch``, which pins memory unless its module knows a CPU."""
+    from sglang.srt.model_executor import forward_batch_info
+
+    forward_batch_info._is_cpu = True
+    original(self, runner)
+
+
+def gather_rows(self: Any, output: torch.Tensor, input: torch.Tensor) -> None:
+    self._all_gather_into_tensor(output, input)
+
+
+def reduce_scatter_rows(self: Any, output: torch.Tensor, input: torch.Tensor) -> None:
+    self._reduce_scatter_tensor(output, input)
 
 
 def build_mha_kv_pool(self: Any, *, max_total_num_tokens: int) -> Any:

@@ -28,6 +28,10 @@ from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
 
 
+# Models of which SGLang's layers were seen to exchange rows under data-parallel attention.
+_EXCHANGE_ROWS = ("DeepseekV3ForCausalLM",)
+
+
 class MTPAlgorithm(CustomSpecAlgo):
     """Behaves as SGLang's EAGLE family: same draft KV, same radix keys.
 
@@ -128,6 +132,9 @@ def validate_server_args(server_args: Any) -> None:
         unsupported |= _unsupported_with_adaptive(server_args)
     if _most_looked_up():
         unsupported |= _unsupported_with_lookup(server_args)
+    # SGLang has already turned --enable-dp-attention into the size.
+    if server_args.attn_dp_size > 1:
+        unsupported |= _unsupported_with_dp_attention(server_args)
     if device_profile().runs_step:
         unsupported |= _unsupported_by_step(server_args)
     if device_profile().emulates:
@@ -173,8 +180,6 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
     """Flags that would change tokens or be ignored; each is refused rather than dropped."""
     return {
         "--pp-size above 1": server_args.pp_size > 1,
-        # SGLang has already turned the flag into the size.
-        "--attn-dp-size above 1 (or --enable-dp-attention)": server_args.attn_dp_size > 1,
         "--enable-multi-layer-eagle": bool(server_args.enable_multi_layer_eagle),
         "--speculative-token-map": server_args.speculative_token_map is not None,
         "--speculative-accept-threshold-single below 1": (
@@ -202,6 +207,32 @@ def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
 def _unsupported_with_lookup(server_args: Any) -> dict[str, bool]:
     variable = env.LOOKUP_DRAFTS.name
     return _unsupported_where_the_layer_is_skipped(variable, server_args)
+
+
+def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
+    """What would let ranks enter different forwards, or was not seen to keep them together."""
+    flag = "--attn-dp-size above 1 (or --enable-dp-attention)"
+    (architecture,) = model_config_of(server_args).hf_config.architectures
+    return {
+        f"{flag} on this device": not device_profile().emulates,
+        # Its layers exchange rows between ranks where they should.
+        f"{flag} with {architecture}": architecture not in _EXCHANGE_ROWS,
+        # Each rank would choose its own forwards, by what its requests ask for or accept.
+        f"{flag} with --speculative-adaptive": _asks_adaptive(server_args),
+        f"{flag} with {env.LOOKUP_DRAFTS.name}": bool(_most_looked_up()),
+        f"{flag} with --speculative-use-rejection-sampling": bool(
+            server_args.speculative_use_rejection_sampling
+        ),
+        f"{flag} with {env.LOSSY_ACCEPTANCE.name}": lossy_acceptance.policy() is not None,
+        # Batches of other kinds than prompts, decode steps and none.
+        f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
+        f"{flag} with --enable-mixed-chunk": bool(server_args.enable_mixed_chunk),
+        f"{flag} with --enable-two-batch-overlap": bool(server_args.enable_two_batch_overlap),
+        # Other groups of ranks than the two that are exchanged between.
+        f"{flag} with --attn-cp-size": server_args.attn_cp_size > 1,
+        f"{flag} with --dp-size": server_args.dp_size > 1,
+        f"{flag} with --ep-size": server_args.ep_size > 1,
+    }
 
 
 def _unsupported_where_the_layer_is_skipped(flag: str, server_args: Any) -> dict[str, bool]:

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.layers.dp_attention import (
+    DpPaddingMode,
+    set_dp_buffer_len_from_batch,
+    set_is_extend_in_batch,
+)
+from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,
@@ -14,13 +20,14 @@ from sglang.srt.model_executor.forward_batch_info import (
 )
 from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 from sglang.srt.model_executor.model_runner import ModelRunner
-from sglang.srt.runtime_context import get_model
+from sglang.srt.runtime_context import get_model, get_parallel
 from sglang.srt.speculative.eagle_info import (
     EagleDraftExtendInput,
     EagleDraftInput,
     EagleVerifyInput,
 )
 from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
+from sglang.srt.utils.common import ceil_align
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.speculative.step import Requests, Rows
@@ -75,6 +82,7 @@ class MTPForwards:
             global_forward_mode=ForwardMode.TARGET_VERIFY,
         )
         runner.kv_index_translator.bind_runner_slots(self.forward_batch)
+        exchange_rows(self.forward_batch, runner, len(tokens), len(tokens))
 
     def mtp(
         self,
@@ -103,9 +111,62 @@ class MTPForwards:
         view.capture_hidden_mode = CaptureHiddenMode.LAST
         view.next_token_logits_buffer = None
         view.global_num_token_non_padded_cpu = len(tokens)
+        num_logits = len(tokens if last_rows is None else last_rows)
+        exchange_rows(view, self.models.draft, len(tokens), num_logits)
         with draft_tp_context(self.models.draft_parallel_layout), spec_stage_span(stage):
             output = run_model(self.models.draft, rows.metadata, view)
         return output.next_token_logits, output.hidden_states
+
+
+def requests_of(batch: ScheduleBatch) -> Requests:
+    return Requests(
+        seq_lens=batch.seq_lens,
+        req_pool_indices=batch.req_pool_indices,
+        req_to_token=batch.req_to_token_pool.req_to_token,
+        # Host knowledge: slots are allocated ahead of every length that a step can reach.
+        max_kv_len=max((req.kv.kv_allocated_len for req in batch.reqs), default=0),
+        page_size=batch.token_to_kv_pool_allocator.page_size,
+    )
+
+
+def no_chains(width: int, device: torch.device | str) -> EagleDraftInput:
+    """What a step of no request is given."""
+    return EagleDraftInput(topk_index=torch.empty(0, width, dtype=torch.int64, device=device))
+
+
+def common_batch_size(batch: ScheduleBatch) -> int:
+    """Requests of the rank that has most, which each rank's step has rows for.
+
+    Under data-parallel attention every rank enters every forward, with rows of no request if need
+    be: experts and head take the rows of all ranks, and each knows the counts of all.
+    """
+    parallel = get_parallel()
+    if parallel.attn_dp_size == 1:
+        return len(batch.reqs)
+    # Ranks that share the heads of a batch each reduce a part of its rows.
+    return ceil_align(max(batch.global_num_tokens), parallel.attn_tp_size)
+
+
+def exchange_rows(
+    forward_batch: ForwardBatch, runner: ModelRunner, num_rows: int, num_logits: int
+) -> None:
+    """Tells SGLang's layers that each rank has ``num_rows`` rows in this forward, ``num_logits`` of
+    them for the head, as ``ForwardBatch.prepare_mlp_sync_batch`` does for forwards of its own."""
+    num_ranks = get_parallel().attn_dp_size
+    if num_ranks == 1:
+        return
+    fill = forward_batch.seq_lens.new_full
+    forward_batch.global_num_tokens_cpu = [num_rows] * num_ranks
+    forward_batch.global_num_tokens_gpu = fill((num_ranks,), num_rows)
+    forward_batch.global_num_tokens_for_logprob_cpu = [num_logits] * num_ranks
+    forward_batch.global_num_tokens_for_logprob_gpu = fill((num_ranks,), num_logits)
+    forward_batch.dp_padding_mode = DpPaddingMode.MAX_LEN
+    forward_batch.global_dp_buffer_len = num_rows * num_ranks
+    # Computed from the counts when first asked for.
+    forward_batch.dp_local_start_pos = forward_batch.dp_local_num_tokens = None
+    forward_batch.attn_tp_sequence_sharded = runner.attn_tp_sequence_sharded(num_rows)
+    set_dp_buffer_len_from_batch(forward_batch)
+    set_is_extend_in_batch(False)
 
 
 def run_model(runner: ModelRunner, metadata: StepMetadata, forward_batch: ForwardBatch) -> Any:

@@ -1,4 +1,4 @@
-"""Several ranks of one server on CPU: the cores of each, and one draw for all of them."""
+"""Several ranks of one server: the cores of each on a CPU, and one draw for those of a batch."""
 
 from __future__ import annotations
 
@@ -39,19 +39,26 @@ def cores_of_rank(cores: list[int], rank: int, num_ranks: int) -> list[int]:
 def refuse_uneven_heads(server_args: Any) -> None:
     """Core asserts this in every rank, after it has started them. Raises StartupRefused."""
     num_heads = model_config_of(server_args).num_attention_heads
-    if num_heads % server_args.tp_size:
+    # Ranks of different requests have all heads each.
+    if num_heads % (server_args.tp_size // server_args.attn_dp_size):
         raise StartupRefused(
             f"--tp-size {server_args.tp_size} does not divide the model's {num_heads} attention "
             "heads: choose a size that does."
         )
 
 
+def _group_of_a_batch() -> Any:
+    """The ranks that run the same requests."""
+    parallel = get_parallel()
+    return parallel.tp_group if parallel.attn_dp_size == 1 else parallel.attn_tp_group
+
+
 def draw_of_first_rank(tokens: torch.Tensor) -> torch.Tensor:
-    """Overwrites every tensor-parallel rank's draws with rank 0's.
+    """Overwrites the draws of every rank of a batch with those of its first.
 
     Ranks that disagree about one token run different batches, and wait for each other forever.
     """
-    group = get_parallel().tp_group
+    group = _group_of_a_batch()
     if group.world_size > 1:
         # Not by torch.distributed.broadcast: torch 2.13 asks for the capability of the device of a
         # CUDA tensor, which an NPU's is after transfer_to_npu, and torch_npu has none to give.
@@ -63,14 +70,14 @@ def accepted_of_first_rank(
     tokens: torch.Tensor, accept_lens: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``draw_of_first_rank``, of int64 [batch, K+1] and int32 [batch], in one broadcast."""
-    if get_parallel().tp_group.world_size == 1:
+    if _group_of_a_batch().world_size == 1:
         return tokens, accept_lens
     accepted = draw_of_first_rank(torch.cat([tokens, accept_lens[:, None]], dim=1))
     return accepted[:, :-1].contiguous(), accepted[:, -1].int()
 
 
 def decision_of_first_rank(*numbers: int) -> tuple[int, ...]:
-    """What rank 0 has decided, by a clock that no other rank has."""
-    if get_parallel().tp_group.world_size == 1:
+    """What the first rank of a batch has decided, by a clock that no other rank has."""
+    if _group_of_a_batch().world_size == 1:
         return numbers
     return tuple(draw_of_first_rank(torch.tensor(numbers)).tolist())

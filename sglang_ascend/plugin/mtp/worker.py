@@ -11,7 +11,7 @@ from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.runtime_context import get_device, get_schedule, get_spec
+from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_spec
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_info import EagleDraftInput
@@ -20,12 +20,11 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import get_plan_stream
 
 from sglang_ascend.plugin.device import device_profile
-from sglang_ascend.plugin.mtp import lossy_acceptance
+from sglang_ascend.plugin.mtp import forwards, lossy_acceptance
 from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, make_skipped
 from sglang_ascend.plugin.mtp.adaptive.steps import AdaptiveSteps, make_adaptive
 from sglang_ascend.plugin.mtp.batch_sampling import BatchSampling, SamplingParts
 from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
-from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
 from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.mtp.step_graphs import capture_steps, decodes_by_graphs
 from sglang_ascend.plugin.mtp.target import prepare_target
@@ -42,11 +41,11 @@ from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps, wa
 from sglang_ascend.speculative.drawn import DrawnDrafts
 from sglang_ascend.speculative.lookup.choice import prior_cost
 from sglang_ascend.speculative.lookup.phases import LookupPhases
+from sglang_ascend.speculative.padded import PaddedPhases
 from sglang_ascend.speculative.skipped import SkippedRows
 from sglang_ascend.speculative.step import (
     LaunchedPhases,
     Phases,
-    Requests,
     StepConstants,
     StepResult,
     lengthened,
@@ -111,6 +110,8 @@ class MTPWorker(EAGLEWorkerV2):
             if not is_relayed:
                 self.drawn.keep(batch.req_pool_indices, None)
             return self._prefill(batch, on_publish, pp_proxy_tensors)
+        if batch.spec_info is None:  # an idle rank's, which steps beside the others
+            batch.spec_info = forwards.no_chains(self.speculative_num_draft_tokens, self.device)
         if not is_relayed:
             batch.spec_info.drawn_from = partial(self.drawn.of, batch.req_pool_indices)
         verified = drafted = self.speculative_num_steps
@@ -119,11 +120,11 @@ class MTPWorker(EAGLEWorkerV2):
             verified, drafted = self.adaptive.begin(batch, looked_up)
         verified = max([verified, *looked_up])
         sampling = BatchSampling(self.sampling_parts, batch, verified + 1, grammar_barrier)
-        phases = self._phases(len(batch.reqs), sampling, verified, drafted)
+        phases = self._phases(batch, sampling, verified, drafted)
         timeline = self.step_timeline
         result = speculative_step(
             batch.spec_info.topk_index[:, : verified + 1].contiguous(),
-            _requests_of(batch),
+            forwards.requests_of(batch),
             phases if timeline is None else timeline.begin(phases),
             sampling,
             on_publish or _publish_to_nobody,
@@ -139,20 +140,24 @@ class MTPWorker(EAGLEWorkerV2):
         return batch_result
 
     def _phases(
-        self, batch_size: int, sampling: BatchSampling, verified: int, drafted: int
+        self, batch: ScheduleBatch, sampling: BatchSampling, verified: int, drafted: int
     ) -> Phases:
+        # By nothing else, so that all ranks agree on graph or not.
+        batch_size = forwards.common_batch_size(batch)
         # Drafts that are drawn need the batch's own sampling parameters within the captured part.
         if self.captured_steps is not None and not sampling.draws_drafts:
             captured = self.captured_steps.that_holds(batch_size)
             if captured is not None:
                 return captured
         launched = LaunchedPhases(
-            MTPForwards(self.models),
+            forwards.MTPForwards(self.models),
             sampling.propose,
             self.step_constants[verified],
             drafted,
             self.skipped,
         )
+        if batch_size > len(batch.reqs):
+            return PaddedPhases(launched, batch_size)
         if self.lookups is None:
             return launched
         cost = prior_cost(batch_size) if self.adaptive is None else self.adaptive.cost
@@ -221,9 +226,9 @@ class MTPWorker(EAGLEWorkerV2):
         return DrawnDrafts(num_rows, self.speculative_num_steps, self.device)
 
     @cached_property
-    def models(self) -> StepModels:
+    def models(self) -> forwards.StepModels:
         target, draft = self.target_worker.model_runner, self.draft_worker
-        return StepModels(target, draft.draft_runner, draft.parallel_layout)
+        return forwards.StepModels(target, draft.draft_runner, draft.parallel_layout)
 
     @cached_property
     def sampling_parts(self) -> SamplingParts:
@@ -248,7 +253,7 @@ class MTPWorker(EAGLEWorkerV2):
     @cached_property
     def step_constants(self) -> list[StepConstants]:
         """Of every length of a chain."""
-        max_batch_size = len(self.req_to_token_pool.req_to_token)
+        max_batch_size = len(self.req_to_token_pool.req_to_token) + get_parallel().attn_tp_size
         return [
             StepConstants(k, max_batch_size, self.device)
             for k in range(self.speculative_num_draft_tokens)
@@ -287,14 +292,3 @@ class MTPWorker(EAGLEWorkerV2):
 
 def _publish_to_nobody(new_seq_lens: torch.Tensor) -> None:
     """Without overlap the scheduler reads the new lengths from the result."""
-
-
-def _requests_of(batch: ScheduleBatch) -> Requests:
-    return Requests(
-        seq_lens=batch.seq_lens,
-        req_pool_indices=batch.req_pool_indices,
-        req_to_token=batch.req_to_token_pool.req_to_token,
-        # Host knowledge: slots are allocated ahead of every length that a step can reach.
-        max_kv_len=max(req.kv.kv_allocated_len for req in batch.reqs),
-        page_size=batch.token_to_kv_pool_allocator.page_size,
-    )
