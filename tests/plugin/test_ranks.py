@@ -72,8 +72,9 @@ def test_a_size_that_does_not_divide_the_heads_is_refused(monkeypatch, num_heads
         ranks.refuse_uneven_heads(SimpleNamespace(tp_size=tp_size))
 
 
+@pytest.mark.parametrize("attn_dp_size", [1, 2])
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_every_rank_keeps_the_first_ranks_draw(monkeypatch, num_ranks):
+def test_every_rank_of_a_batch_keeps_the_first_ones_draw(monkeypatch, num_ranks, attn_dp_size):
     from sglang_ascend.plugin.mtp import ranks
 
     of_first_rank = torch.tensor([5, 6])
@@ -83,7 +84,13 @@ def test_every_rank_keeps_the_first_ranks_draw(monkeypatch, num_ranks):
         return SimpleNamespace(wait=lambda: waited.append(tokens.copy_([of_first_rank][root])))
 
     group = SimpleNamespace(world_size=num_ranks, device_group=SimpleNamespace(broadcast=broadcast))
-    monkeypatch.setattr(ranks, "get_parallel", lambda: SimpleNamespace(tp_group=group))
+    alone = SimpleNamespace(world_size=1)
+    parallel = {
+        1: SimpleNamespace(attn_dp_size=1, tp_group=group, attn_tp_group=alone),
+        # Ranks of other requests draw for themselves.
+        2: SimpleNamespace(attn_dp_size=2, tp_group=alone, attn_tp_group=group),
+    }[attn_dp_size]
+    monkeypatch.setattr(ranks, "get_parallel", lambda: parallel)
     tokens = ranks.draw_of_first_rank(torch.tensor([7, 8]))
     assert tokens.tolist() == ([7, 8] if num_ranks == 1 else [5, 6])
     assert len(waited) == num_ranks - 1

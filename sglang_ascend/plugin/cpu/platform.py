@@ -56,7 +56,9 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
     def init_backend(self) -> None:
         # Imported late, as above.
         from sglang_ascend.plugin.cpu.layers import register_layers
+        from sglang_ascend.plugin.cpu.replacements import register_collectives
 
+        register_collectives()
         register_layers(self.get_dispatch_key_name())
 
     def post_load_model(self, model: torch.nn.Module) -> None:

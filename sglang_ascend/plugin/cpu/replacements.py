@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,27 +24,38 @@ def assign_req_to_token_pool(
     slots.assign_slots(req_to_token, req_pool_indices, start_offset, end_offset, out_cache_loc)
 
 
-def copy_rows(*rows: Any) -> None:
-    """Rows of one rank into those of all ranks, or back."""
+@cache
+def register_collectives() -> torch.library.Library:
+    """Collectives of rows for a CPU: an out-of-tree platform's are registered for PrivateUse1."""
+    from sglang.srt.distributed import parallel_state
+
+    library = torch.library.Library("sglang", "IMPL")
+    for name in ("reg_all_gather_into_tensor", "reg_reduce_scatter_tensor"):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"sglang::{name}", "CPU"):
+            library.impl(name, inspect.unwrap(getattr(parallel_state, name)), "CPU")
+    return library
+
+
+def copy_rows(
+    dst: torch.Tensor,
+    src: torch.Tensor,
+    dim: int,
+    offset: torch.Tensor,
+    sz: torch.Tensor,
+    offset_src: bool,
+) -> None:
+    """``sz`` rows of one rank from ``offset`` on in those of all ranks, or back."""
     from sglang.srt.layers.dp_attention import memcpy_cpu
 
-    memcpy_cpu(*rows)
+    memcpy_cpu(dst, src, dim, offset, sz, offset_src)
 
 
-def pad_without_pinning(original: Callable[..., None], self: Any, runner: Any) -> None:
+def pad_without_pinning(original: Callable[..., None], self: Any, model_runner: Any) -> None:
     """``ForwardBatch.prepare_mlp_sync_batch``, which pins memory unless its module knows a CPU."""
     from sglang.srt.model_executor import forward_batch_info
 
     forward_batch_info._is_cpu = True
-    original(self, runner)
-
-
-def gather_rows(self: Any, output: torch.Tensor, input: torch.Tensor) -> None:
-    self._all_gather_into_tensor(output, input)
-
-
-def reduce_scatter_rows(self: Any, output: torch.Tensor, input: torch.Tensor) -> None:
-    self._reduce_scatter_tensor(output, input)
+    original(self, model_runner)
 
 
 def build_mha_kv_pool(self: Any, *, max_total_num_tokens: int) -> Any:

@@ -46,7 +46,6 @@ _OURS = "sglang_ascend.plugin"
 _ALLOCATOR = "sglang.srt.hardware_backend.npu.allocator_npu.NPUPagedTokenToKVPoolAllocator"
 _CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _ENGINE = "sglang.srt.entrypoints.engine.Engine"
-_GROUP = "sglang.srt.distributed.parallel_state.GroupCoordinator"
 _LOADER = "sglang.srt.model_loader.loader"
 _NO_COPIES = "a process that uses a CUDA device cannot be a copy: elsewhere spawning is right"
 
@@ -173,24 +172,6 @@ CPU_HOOKS = (
         delete_when="the branch also asks for an NPU",
         sources=("04e478a158bb5754",),
         patch="0004-ascend-pools-need-npu.patch",
-        required=True,
-    ),
-    Hook(
-        target=f"{_GROUP}.all_gather_into_tensor",
-        replacement=f"{_OURS}.cpu.replacements.gather_rows",
-        why="an out-of-tree platform's collectives are registered for PrivateUse1, not for a CPU",
-        delete_when="they are registered for the platform's own device",
-        sources=("9c9b8493f1672117",),
-        patch="0030-collectives-of-a-cpu-platform.patch",
-        required=True,
-    ),
-    Hook(
-        target=f"{_GROUP}.reduce_scatter_tensor",
-        replacement=f"{_OURS}.cpu.replacements.reduce_scatter_rows",
-        why="as above",
-        delete_when="they are registered for the platform's own device",
-        sources=("22e93e72145dea9c",),
-        patch="0030-collectives-of-a-cpu-platform.patch",
         required=True,
     ),
     Hook(

@@ -27,8 +27,7 @@ from sglang_ascend.plugin.mtp.ranks import refuse_uneven_heads
 from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
 
-
-# Models of which SGLang's layers were seen to exchange rows under data-parallel attention.
+# Targets whose layers exchange rows under data-parallel attention, as tests/serving shows.
 _EXCHANGE_ROWS = ("DeepseekV3ForCausalLM",)
 
 
@@ -210,29 +209,39 @@ def _unsupported_with_lookup(server_args: Any) -> dict[str, bool]:
 
 
 def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
-    """What would let ranks enter different forwards, or was not seen to keep them together."""
     flag = "--attn-dp-size above 1 (or --enable-dp-attention)"
-    (architecture,) = model_config_of(server_args).hf_config.architectures
-    return {
-        f"{flag} on this device": not device_profile().emulates,
-        # Its layers exchange rows between ranks where they should.
-        f"{flag} with {architecture}": architecture not in _EXCHANGE_ROWS,
-        # Each rank would choose its own forwards, by what its requests ask for or accept.
-        f"{flag} with --speculative-adaptive": _asks_adaptive(server_args),
-        f"{flag} with {env.LOOKUP_DRAFTS.name}": bool(_most_looked_up()),
-        f"{flag} with --speculative-use-rejection-sampling": bool(
-            server_args.speculative_use_rejection_sampling
-        ),
-        f"{flag} with {env.LOSSY_ACCEPTANCE.name}": lossy_acceptance.policy() is not None,
-        # Batches of other kinds than prompts, decode steps and none.
-        f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
-        f"{flag} with --enable-mixed-chunk": bool(server_args.enable_mixed_chunk),
-        f"{flag} with --enable-two-batch-overlap": bool(server_args.enable_two_batch_overlap),
-        # Other groups of ranks than the two that are exchanged between.
-        f"{flag} with --attn-cp-size": server_args.attn_cp_size > 1,
-        f"{flag} with --dp-size": server_args.dp_size > 1,
-        f"{flag} with --ep-size": server_args.ep_size > 1,
+    (architecture,) = model_config_of(server_args).hf_config.architectures or ("no model",)
+    own_forwards = {
+        "--speculative-adaptive": _asks_adaptive(server_args),
+        env.LOOKUP_DRAFTS.name: bool(_most_looked_up()),
+        "--speculative-use-rejection-sampling": server_args.speculative_use_rejection_sampling,
+        env.LOSSY_ACCEPTANCE.name: lossy_acceptance.policy() is not None,
     }
+    other_batches = {
+        "--disaggregation-mode": server_args.disaggregation_mode != "null",
+        "--enable-mixed-chunk": server_args.enable_mixed_chunk,
+        "--enable-two-batch-overlap": server_args.enable_two_batch_overlap,
+    }
+    other_groups = {
+        "--attn-cp-size above 1": server_args.attn_cp_size > 1,
+        "--dp-size above 1": server_args.dp_size > 1,
+        "--ep-size above 1": server_args.ep_size > 1,
+    }
+    return {
+        f"{flag} on this device, where no rank was seen to step beside another,": (
+            not device_profile().emulates
+        ),
+        f"{flag} with {architecture}, whose layers were not seen to exchange rows,": (
+            architecture not in _EXCHANGE_ROWS
+        ),
+        **_named(own_forwards, flag, "by which a rank would choose its own forwards,"),
+        **_named(other_batches, flag, "whose batches ranks were not seen to step on,"),
+        **_named(other_groups, flag, "whose ranks were not seen to exchange rows,"),
+    }
+
+
+def _named(given: dict[str, Any], flag: str, why: str) -> dict[str, bool]:
+    return {f"{flag} with {other}, {why}": bool(is_given) for other, is_given in given.items()}
 
 
 def _unsupported_where_the_layer_is_skipped(flag: str, server_args: Any) -> dict[str, bool]:

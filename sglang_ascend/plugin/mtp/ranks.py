@@ -39,8 +39,7 @@ def cores_of_rank(cores: list[int], rank: int, num_ranks: int) -> list[int]:
 def refuse_uneven_heads(server_args: Any) -> None:
     """Core asserts this in every rank, after it has started them. Raises StartupRefused."""
     num_heads = model_config_of(server_args).num_attention_heads
-    # Ranks of different requests have all heads each.
-    if num_heads % (server_args.tp_size // server_args.attn_dp_size):
+    if num_heads % server_args.tp_size:
         raise StartupRefused(
             f"--tp-size {server_args.tp_size} does not divide the model's {num_heads} attention "
             "heads: choose a size that does."

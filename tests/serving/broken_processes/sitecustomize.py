@@ -33,7 +33,30 @@ def the_draft_is_taken_for_the_token() -> None:
     )
 
 
+def an_idle_rank_skips_a_forward() -> None:
+    """Without requests a rank leaves its last draft decode out."""
+
+    def mtp(original: Callable[..., Any], self: Any, rows: Any, tokens: Any, *args: Any) -> Any:
+        is_idle = not self.forward_batch.seq_lens.any()
+        if is_idle and rows.metadata.query_len == 1:
+            return torch.zeros(len(tokens), 1), args[0]
+        return original(self, rows, tokens, *args)
+
+    HookRegistry.register("sglang_ascend.plugin.mtp.forwards.MTPForwards.mtp", mtp, HookType.AROUND)
+
+
+def ranks_choose_their_own_rows() -> None:
+    """Each rank steps on its own requests, or on one of none, however many the others have."""
+    HookRegistry.register(
+        "sglang_ascend.plugin.mtp.forwards.common_batch_size",
+        lambda batch: max(1, len(batch.reqs)),
+        HookType.REPLACE,
+    )
+
+
 {
+    "an_idle_rank_skips_a_forward": an_idle_rank_skips_a_forward,
+    "ranks_choose_their_own_rows": ranks_choose_their_own_rows,
     "ranks_draw_apart": ranks_draw_apart,
     "the_draft_is_taken_for_the_token": the_draft_is_taken_for_the_token,
 }[os.environ["BROKEN_PROCESSES"]]()
