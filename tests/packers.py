@@ -108,6 +108,20 @@ def spread(scale: np.ndarray, shape: tuple[int, int], block: tuple[int, int]) ->
     return scale[np.ix_(rows, columns)]
 
 
+def rotation(size: int) -> np.ndarray:
+    """float64 [size, size]: of the odd factor Hartley's matrix, of the power of two Hadamard's with
+    signs of its rows, from loops over bits."""
+    even = size & -size
+    odd = size // even
+    angles = np.outer(np.arange(odd), np.arange(odd)) * 2 * np.pi / odd
+    signs = [
+        [(-1) ** bin(row & column).count("1") for column in range(even)] for row in range(even)
+    ]
+    of_row = [(-1) ** bin(row & row >> 1).count("1") for row in range(even)]
+    right = np.array(of_row)[:, None] * np.array(signs) / even**0.5
+    return np.kron((np.cos(angles) + np.sin(angles)) / odd**0.5, right)
+
+
 def scales(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.uniform(0.01, 0.1, shape).astype("<f4")
 

@@ -35,7 +35,7 @@ TABLE: dict[str, set[str]] = {
     "checkpoint": set(),
     "quantization": {"ops", "checkpoint"},
     "models": {"env"},
-    "training": {"bench", "checkpoint", "ops", "speculative", "svg"},
+    "training": {"bench", "checkpoint", "ops", "quantization", "speculative", "svg"},
     "ptq": {"checkpoint", "quantization", "svg", "training"},
     "verify": {"env", "stack", "ops", "bench"},
 }

@@ -11,10 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sglang_ascend.ptq.layers import Layers, linears
+from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.quantization.formats import FORMATS
-from sglang_ascend.quantization.recipe import InputSpec, QConfig
+from sglang_ascend.quantization.qconfig import InputSpec, QConfig
 from sglang_ascend.quantization.solve import gptq, hqq, learned_clipping, qoq, rtn
+from sglang_ascend.quantization.transforms.rotation import rotated
 from sglang_ascend.quantization.weight import (
     PER_TOKEN,
     WEIGHT_ONLY,
@@ -24,6 +25,7 @@ from sglang_ascend.quantization.weight import (
 )
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.packs import packed
+from sglang_ascend.training.targets.quantized import linears
 
 CHAIN_STEPS = 3  # the MTP layer sees its own output from its second step on
 
@@ -110,7 +112,10 @@ def quantize_linear(linear: nn.Linear, scheme: QConfig, seen: Tensor | None) -> 
         ValueError: a static input of a linear that was not reached.
     """
     rule = input_rule(scheme.act, seen)
-    weight = _solved(linear.weight, scheme, seen, rule)
+    values = linear.weight
+    if rule.rotated:
+        values, seen = rotated(values), None if seen is None else rotated(seen)
+    weight = _solved(values, scheme, seen, rule)
     # A static product adds its bias as an integer.
     return replace(weight, bias=linear.bias if rule.kind == InputKind.STATIC else None)
 
@@ -181,8 +186,8 @@ def input_rule(spec: InputSpec | None, seen: Tensor | None) -> InputRule:
     """What the product does to its input; a static scale spans the range that was seen."""
     if spec is None:
         return WEIGHT_ONLY
-    if spec.scope == "per_token" and spec.dtype == "int8":
-        return PER_TOKEN
+    if spec.scope == "per_token" and spec.number_format.is_integer:
+        return replace(PER_TOKEN, number_format=spec.number_format, rotated=spec.ext.rotation)
     if spec.scope != "per_tensor":
         own = spec.number_format.group_size
         group = spec.ext.group_size if spec.scope == "per_group" else own

@@ -43,10 +43,7 @@ def quantize(
     folder: Annotated[Path, typer.Argument(help="The float checkpoint, with its MTP layer.")],
     recipe: Annotated[
         str,
-        typer.Option(
-            help="w8a8, w8a8-flex, w8a8-mixed, w8a8-head, w8a16, w4a8, fp8, or a YAML file in "
-            "ModelSlim's words."
-        ),
+        typer.Option(help="A recipe below, or a YAML file in ModelSlim's words."),
     ],
     out: Annotated[Path, typer.Option(help="The new folder; it appears when it is complete.")],
     seed: Annotated[int, typer.Option(min=0, help="Of the calibration text.")] = 0,
@@ -65,19 +62,20 @@ def quantize(
 
     - **w8a8**: int8 weights per channel, int8 inputs per token.
     - **w8a8-flex**: as w8a8, after FlexSmoothQuant.
+    - **w8a8-rotated**: as w8a8, inputs rotated before they are rounded, and weights with them.
     - **w8a8-mixed**: as w8a8, but inputs stay float where int8 would cost more than FP8 does.
-    - **w8a8-head**: and the head, which a tied checkpoint gets as a tensor of its own.
+    - **w8a8-head**: and the head.
     - **w8a16**: int8 weights, inputs as they are.
     - **w4a8**: experts in int4 by GPTQ, every other linear as in w8a8.
+    - **w4a4**: experts and their inputs in int4, the rest as in w8a8, all rotated.
     - **fp8**: E4M3 in blocks of 128x128, inputs in groups of 128: DeepSeek's own format.
 
     Embedding, norms, routers, the head and the MTP layer's projection stay float, and in all but
     fp8 kv_b_proj too. Where groups do not divide a width, that linear becomes int8 per channel, and
-    the command says which. GPTQ calibrates on conversations that the model writes itself, or on
-    --calibrate.
+    the command says which. GPTQ calibrates on text of the model's own, or on --calibrate.
 
-    One layer is in memory at a time. A killed run goes on when the same command is given again; an
-    output that another recipe wrote is never touched. The same command gives the same bytes.
+    One layer is in memory at a time. A killed run goes on when the same command is given again;
+    another recipe's output is never touched. The same command gives the same bytes.
 
     Example: `sglang-ascend quantize $(sglang-ascend model-path smollm2-mtp) --recipe w8a8 --out q`
     """

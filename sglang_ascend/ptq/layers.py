@@ -2,82 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sglang_ascend.checkpoint import CheckpointError
-from sglang_ascend.ptq.served import ServedLinear
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.packs import Pack, packed
-
-
-class Expert(nn.Module):
-    """One gated MLP; its linears have the names that a checkpoint gives them."""
-
-    def __init__(self, hidden: int, intermediate: int, act_fn: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
-        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
-        self.act_fn = act_fn
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
-
-
-class Experts(nn.ModuleList):
-    """In place of transformers' stacked experts, which hooks and quantized linears cannot enter."""
-
-    def forward(self, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """hidden [rows, size]; the chosen experts and their weights [rows, k]."""
-        total = torch.zeros_like(hidden)
-        for number, expert in enumerate(self):
-            rows, place = (top_k_index == number).nonzero(as_tuple=True)
-            if len(rows):
-                total.index_add_(0, rows, expert(hidden[rows]) * top_k_weights[rows, place, None])
-        return total
-
-
-def separate_experts(layer: nn.Module) -> None:
-    """Replaces every stacked `experts` of `layer`; the new weights are on the meta device."""
-    for parent in list(layer.modules()):
-        stacked = getattr(parent, "experts", None)
-        if stacked is None or not hasattr(stacked, "gate_up_proj"):
-            continue
-        num_experts, double, hidden = stacked.gate_up_proj.shape
-        with torch.device("meta"):
-            parts = [Expert(hidden, double // 2, stacked.act_fn) for _ in range(num_experts)]
-        parent.experts = Experts(parts)
-
-
-def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """Name and module of every float linear; a router is none."""
-    for name, child in module.named_modules():
-        if isinstance(child, nn.Linear):
-            yield name, child
-
-
-def fill(module: nn.Module, weights: Weights, checkpoint_name: Callable[[str], str]) -> None:
-    """Reads all of `module` in float32, a quantized linear in its place as `ServedLinear`."""
-    for name, linear in list(linears(module)):
-        quantized = weights.quantized(checkpoint_name(f"{name}.weight").removesuffix(".weight"))
-        if quantized is None:
-            continue
-        bias = None
-        if linear.bias is not None:
-            own = checkpoint_name(f"{name}.bias")
-            bias = weights.read([own])[own]
-        parent, _, last = name.rpartition(".")
-        setattr(module.get_submodule(parent), last, ServedLinear(quantized, bias))
-    names = {name: checkpoint_name(name) for name in module.state_dict()}
-    held = weights.read(names.values())
-    module.load_state_dict({name: held[own] for name, own in names.items()}, assign=True)
-    module.eval().requires_grad_(False)
+from sglang_ascend.training.targets.quantized import fill, separate_experts
 
 
 class Layers:
@@ -160,8 +96,8 @@ class Layers:
 
     def logits(self, head: Tensor) -> Callable[[Tensor], Tensor]:
         """Hidden states [rows, size] -> [rows, vocabulary], as `head` is served."""
-        if quantized := self.weights.quantized("lm_head"):
-            return ServedLinear(quantized, None)
+        if product := self.weights.product("lm_head"):
+            return product
         return lambda hidden: F.linear(hidden, head)
 
     def final_norm(self) -> nn.Module:

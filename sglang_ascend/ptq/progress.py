@@ -106,7 +106,7 @@ def read_weight(path: Path, module: str) -> QuantizedWeight:
         zero=held["zero"],
         block=tuple(described["block"]),
         number_format=FORMATS[described["format"]],
-        input_rule=InputRule(kind, form, rule["group_size"], rule["scale"], rule["offset"]),
+        input_rule=InputRule(**rule | {"kind": kind, "number_format": form}),
         bias=held["bias"],
         group_index=held["group_index"],
     )

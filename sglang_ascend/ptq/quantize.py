@@ -16,7 +16,7 @@ from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear, walked
 from sglang_ascend.ptq.folding import side_file
 from sglang_ascend.ptq.folding.smooth import folded, smoothings, widths
-from sglang_ascend.ptq.layers import Layers, linears
+from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.mixture.sets import OWN_ONLY, Mixture
 from sglang_ascend.ptq.progress import Partial
 from sglang_ascend.ptq.solved import quantized_view
@@ -29,11 +29,13 @@ from sglang_ascend.quantization.layouts.ours import (
     sha256,
     write_side_file,
 )
-from sglang_ascend.quantization.recipe import QConfig, Recipe
+from sglang_ascend.quantization.qconfig import QConfig
+from sglang_ascend.quantization.recipe import Recipe
 from sglang_ascend.quantization.transforms.process import FlexSmooth
 from sglang_ascend.quantization.weight import HEAD, WEIGHT_ONLY
 from sglang_ascend.quantization.writers import make_writer
 from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.targets.quantized import linears
 
 JUDGING_TEXTS = 16  # where nothing is fitted to the inputs, and only their errors are averaged
 

@@ -1,23 +1,22 @@
-"""A checkpoint's weights as float32 tensors and as quantized linears."""
+"""A checkpoint's weights as float32 tensors and as products of quantized linears."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from torch import Tensor
-
-from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.ptq.served import Emulated
 from sglang_ascend.quantization.checkpoint import Checkpoint
+from sglang_ascend.quantization.product import Product, prepare
 from sglang_ascend.quantization.weight import QuantizedWeight
+from sglang_ascend.training.targets.quantized import Opened
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Weights:
+class Weights(Opened):
     """An opened checkpoint, float or quantized.
 
     Args:
@@ -28,7 +27,7 @@ class Weights:
     def __init__(
         self, source: Path | Checkpoint, solved: Mapping[str, QuantizedWeight | Emulated] = NOTHING
     ) -> None:
-        self.checkpoint = Checkpoint.open(source) if isinstance(source, Path) else source
+        super().__init__(Checkpoint.open(source) if isinstance(source, Path) else source)
         self._solved = solved
 
     def quantized(self, module: str) -> QuantizedWeight | Emulated | None:
@@ -37,21 +36,11 @@ class Weights:
             return self._solved[module]
         return self.checkpoint.weight(module) if module in self.checkpoint.schemes else None
 
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The named tensors in float32.
-
-        Raises:
-            CheckpointError: one is missing.
-        """
-        return {name: self._tensor(name).float() for name in names}
-
-    def _tensor(self, name: str) -> Tensor:
-        if name not in self.checkpoint.entries:
-            raise CheckpointError(
-                f"{shown(self.checkpoint.folder)} lacks {shown(name)}; pass a complete checkpoint "
-                "with one tensor for each expert and projection"
-            )
-        return self.checkpoint.tensor(name)
+    def product(self, module: str) -> Product | None:
+        weight = self.quantized(module)
+        if weight is None:
+            return None
+        return weight.product if isinstance(weight, Emulated) else prepare(weight)
 
     @property
     def num_bytes(self) -> int:

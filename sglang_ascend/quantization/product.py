@@ -12,7 +12,8 @@ from torch import Tensor
 from sglang_ascend.ops import experts
 from sglang_ascend.ops import quantized as ops
 from sglang_ascend.ops.dispatch import REFERENCE, Op
-from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8, NumberFormat
+from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
+from sglang_ascend.quantization.transforms.rotation import rotated
 from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight, dense
 
 # Modules that SGLang's models multiply with themselves: MLA absorbs kv_b_proj into its queries, and
@@ -58,6 +59,8 @@ def prepare(
         return lambda x, bias=None: torch.nn.functional.linear(x, dense, bias)
     if weight.bias is not None:
         return lambda x, bias=None: operator(x, prepared, None)
+    if weight.input_rule.rotated:
+        return lambda x, bias=None: operator(rotated(x), prepared, bias)
     return lambda x, bias=None: operator(x, prepared, bias)
 
 
@@ -81,7 +84,7 @@ def prepare_grouped(
     if len({(w.block, w.input_rule, w.number_format) for w in quantized}) > 1:
         raise ValueError("experts of one layer are quantized in several ways: quantize them alike.")
     if _is_emulated(first):
-        product = _of_floats([weight.dequantize() for weight in quantized], dtype)
+        product = _of_floats([weight.factor() for weight in quantized], dtype)
         return lambda rows, counts: product(rounded_inputs(rows, first.input_rule), counts)
     for weight in quantized:
         _check_grouped(weight)
@@ -95,6 +98,8 @@ def prepare_grouped(
     x, counts = codes.new_empty(1, codes.shape[2], dtype=dtype), codes.new_empty(len(codes))
     if needs_body and not _has_body(operator, x, prepared, counts):
         return _of_floats([_decoded(weight) for weight in quantized], dtype)
+    if first.input_rule.rotated:
+        return lambda rows, counts: operator(rotated(rows), prepared, counts)
     return lambda rows, counts: operator(rows, prepared, counts)
 
 
@@ -130,21 +135,18 @@ def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
 
 
 def _is_emulated(weight: QuantizedWeight) -> bool:
-    """Whether a device here has no arithmetic of its formats, so that floats are multiplied."""
-    rule = weight.input_rule
-    forms = [weight.number_format]
-    if rule.kind == InputKind.PER_TOKEN:
-        forms.append(rule.number_format)
-    return not all(_has_operators(form) for form in forms)
-
-
-def _has_operators(form: NumberFormat) -> bool:
-    return form.is_integer or form is FP8_E4M3
+    """Whether no operator here has the arithmetic of its formats, so that floats are multiplied."""
+    rule, form = weight.input_rule, weight.number_format
+    if not form.is_integer and form is not FP8_E4M3:
+        return True
+    if rule.kind != InputKind.PER_TOKEN or rule.number_format is FP8_E4M3:
+        return False
+    return rule.number_format is not INT8 or rule.group_size is not None
 
 
 def _emulated(weight: QuantizedWeight, dtype: torch.dtype | None) -> Product:
     """The values themselves, multiplied as floats; inputs are rounded by the definition."""
-    rule, values = weight.input_rule, weight.dequantize()
+    rule, values = weight.input_rule, weight.factor()
     values = values if dtype is None else values.to(dtype)
 
     def product(x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -154,9 +156,11 @@ def _emulated(weight: QuantizedWeight, dtype: torch.dtype | None) -> Product:
 
 
 def rounded_inputs(x: Tensor, rule: InputRule) -> Tensor:
-    """`x` at the nearest numbers of `rule`, each group of columns of a row with its own scale."""
+    """`x`, rotated if `rule` says so, at the nearest of its numbers; each group of columns of a row
+    has its own scale."""
     if rule.kind == InputKind.NONE:
         return x
+    x = rotated(x) if rule.rotated else x
     form, columns = rule.number_format, x.shape[-1]
     width = rule.group_size or columns
     groups = torch.nn.functional.pad(x.float(), (0, -columns % width)).unflatten(-1, (-1, width))

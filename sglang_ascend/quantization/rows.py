@@ -15,10 +15,10 @@ from torch import Tensor
 from sglang_ascend.quantization.formats import FORMATS
 from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight, concatenate
 
-# Number format, input kind, input format, dtype of zeros, then whether there are a bias and a group
-# index; columns, columns of a block, groups, input columns of a scale (0: all); static scale and
-# offset.
-_HEADER = struct.Struct("<6B2x4i2f")
+# Number format, input kind, input format, dtype of zeros, then whether there are a bias, a group
+# index and a rotation; columns, columns of a block, groups, input columns of a scale (0: all);
+# static scale and offset.
+_HEADER = struct.Struct("<7Bx4i2f")
 _FORMATS = tuple(FORMATS.values())
 _KINDS = tuple(InputKind)
 _ZEROS = (None, torch.int32, torch.float32)
@@ -37,6 +37,7 @@ def to_rows(weight: QuantizedWeight) -> Tensor:
         _ZEROS.index(None if zero is None else zero.dtype),
         weight.bias is not None,
         weight.group_index is not None,
+        rule.rotated,
         weight.shape[1],
         weight.block[1],
         weight.scale.shape[1],
@@ -68,9 +69,9 @@ def from_rows(rows: Tensor) -> QuantizedWeight:
 
 def _read(rows: Tensor) -> QuantizedWeight:
     """Rows with one header."""
-    (code, kind, input_format, zero, has_bias, has_index, columns, block, groups, size, *static) = (
-        _HEADER.unpack(bytes(rows[0, : _HEADER.size].tolist()))
-    )
+    header = _HEADER.unpack(bytes(rows[0, : _HEADER.size].tolist()))
+    code, kind, input_format, zero, has_bias, has_index, turned = header[:7]
+    columns, block, groups, size, *static = header[7:]
     position = _HEADER.size
 
     def take(width: int, dtype: torch.dtype) -> Tensor:
@@ -84,8 +85,10 @@ def _read(rows: Tensor) -> QuantizedWeight:
     bias = take(1, torch.float32).flatten() if has_bias else None
     index = take(columns, torch.int64)[0] if has_index else None
     is_static = _KINDS[kind] == InputKind.STATIC
-    scales = static if is_static else (None, None)
-    rule = InputRule(_KINDS[kind], _FORMATS[input_format], size or None, *scales)
+    scale_of_input, offset = static if is_static else (None, None)
+    rule = InputRule(
+        _KINDS[kind], _FORMATS[input_format], size or None, scale_of_input, offset, bool(turned)
+    )
     return QuantizedWeight(
         codes, scale, zeros, (1, block), _FORMATS[code], rule, bias=bias, group_index=index
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sglang_ascend.quantization.formats import INT8, NumberFormat
+from sglang_ascend.quantization.transforms.rotation import rotated
 
 # The module of the head, in every layout.
 HEAD = "lm_head"
@@ -31,6 +32,7 @@ class InputRule:
         number_format: of the input's codes; meaningless for NONE.
         group_size: PER_TOKEN only: input columns that one scale of a row covers; None is all.
         scale, offset: STATIC only: float32 scalars.
+        rotated: PER_TOKEN only: whether x is rotated first, and codes are of the rotated weight.
     """
 
     kind: InputKind = InputKind.NONE
@@ -38,11 +40,14 @@ class InputRule:
     group_size: int | None = None
     scale: float | None = None
     offset: float | None = None
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         is_static = self.kind == InputKind.STATIC
         if (self.scale is not None, self.offset is not None) != (is_static, is_static):
             raise ValueError("a static input rule, and no other, has a scale and an offset")
+        if self.rotated and self.kind != InputKind.PER_TOKEN:
+            raise ValueError("only inputs that are scaled per token are rotated")
 
 
 WEIGHT_ONLY = InputRule()
@@ -120,6 +125,12 @@ class QuantizedWeight:
 
     def dequantize(self) -> Tensor:
         """The values, float32 [out, in]."""
+        factor = self.factor()
+        return rotated(factor, back=True) if self.input_rule.rotated else factor
+
+    def factor(self) -> Tensor:
+        """What inputs are multiplied with behind their rule, float32 [out, in]: the values, rotated
+        as the inputs are."""
         values = self.number_format.decode(self.codes)
         if self.zero is not None:
             values = values - self._spread(self.zero.to(torch.float32))
@@ -159,7 +170,12 @@ class QuantizedWeight:
 
         The slice that begins at column 0 keeps the bias, so that the products of all slices sum up
         to the product of the whole.
+
+        Raises:
+            ValueError: the inputs are rotated, which mixes all of them.
         """
+        if self.input_rule.rotated and (start, stop) != (0, self.shape[1]):
+            raise ValueError("rotated inputs cannot be cut into parts: serve with --tp-size 1")
         bias = self.bias if start == 0 else None
         codes = self.codes[:, start:stop]
         if self.group_index is not None:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sglang_ascend.checkpoint import validate_checkpoint
-from sglang_ascend.checkpoint.shards import INDEX_NAME
+from sglang_ascend.checkpoint.shards import INDEX_NAME, read_tensors
+from sglang_ascend.quantization.convert import convert
+from sglang_ascend.quantization.layouts.modelslim import ModelSlim
+from sglang_ascend.quantization.layouts.ours import Ours, write_side_file
+from sglang_ascend.quantization.writers import make_writer
+from sglang_ascend.speculative.vocabulary.file import FILE_NAME as DRAFT_VOCABULARY
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.llama import zero_tensors
@@ -24,7 +31,7 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
     """Writes the target with `layer` to `out`, and checks it as a server would.
 
     The files are the target's. The layer goes to the last one, and leaves those that held another.
-    A Llama becomes the Qwen2 that computes the same.
+    A Llama becomes the Qwen2 that computes the same. Behind a quantized target the layer is float.
 
     Raises:
         FileExistsError: `out` holds files already.
@@ -33,6 +40,9 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
     if out.exists() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty: name a new folder.")
     out.mkdir(parents=True, exist_ok=True)
+    if target.config.quantized:
+        out.rmdir()
+        return _export_quantized(target, layer, out)
     new = layer.to_checkpoint()
     if target.is_llama:
         new |= zero_tensors(target.config, torch.bfloat16)
@@ -58,6 +68,27 @@ def export_layer(layer: MTPLayer, path: Path) -> None:
     temporary = path.with_suffix(".part")
     save_file(layer.to_checkpoint(), temporary, metadata={"format": "pt"})
     temporary.replace(path)
+
+
+def _export_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
+    """In the layout of the target; what it says of each file's hash is said anew."""
+    source = target.quantized
+    with TemporaryDirectory(dir=out.parent) as beside:
+        save_file(layer.to_checkpoint(), Path(beside) / "model.safetensors")
+        kept = {n: e for n, e in source.entries.items() if not n.startswith(target.mtp_prefix)}
+        schemes = {n: s for n, s in source.schemes.items() if not n.startswith(target.mtp_prefix)}
+        joined = replace(
+            source,
+            config=replace(source.config, fields=target.served_config),
+            entries=kept | read_tensors(Path(beside)),
+            schemes=schemes,
+        )
+        name = "modelslim" if isinstance(source.layout, ModelSlim) else source.layout.name
+        convert(joined, out, make_writer(name, source.layout))
+    (out / DRAFT_VOCABULARY).unlink(missing_ok=True)  # of the layer that was there
+    if isinstance(source.layout, Ours):
+        write_side_file(out, {**source.layout.recipe, "mtp_layer": "trained behind it"})
+    validate_checkpoint(out)
 
 
 def _without_layer(shard: Path, prefix: str) -> dict[str, Tensor]:

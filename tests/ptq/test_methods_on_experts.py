@@ -5,12 +5,13 @@ import pytest
 import torch
 
 from sglang_ascend.ptq.calibration import Inputs, quantize_linear
-from sglang_ascend.ptq.layers import Layers, linears
+from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.text import own_text
 from sglang_ascend.ptq.weights import Weights
-from sglang_ascend.quantization.recipe import QConfig
+from sglang_ascend.quantization.qconfig import QConfig
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.packs import packed
+from sglang_ascend.training.targets.quantized import linears
 
 LAYER = 1
 NAMES = [f"mlp.experts.{expert}.{part}_proj" for expert in (1, 6) for part in ("up", "down")]

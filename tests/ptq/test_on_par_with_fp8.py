@@ -56,3 +56,17 @@ def test_smollm2_with_float_inputs_where_int8_harms_is_on_par_with_fp8(tmp_path)
     for ratio in ("kl_to_last", "reply_kl_to_last"):
         mixed, plain = (found[name][ratio]["interval_95"] for name in ("w8a8-mixed-0", "w8a8-0"))
         assert mixed[1] < plain[0]
+
+
+def test_rotated_inputs_keep_smollm2_within_the_bar(tmp_path):
+    model = catalog.model_path("smollm2-mtp")
+    recipes = [("w8a8-rotated", 0), ("w8a8", 0)]
+    found = measured(model, recipes, ("heldout_chat.json",), 3, 96, tmp_path)
+    rotated, plain = (found[f"{name}-0"] for name, _ in recipes)
+    for figures_of in (rotated, plain):
+        print(figures_of["kl"], figures_of["reply_kl"], figures_of["perplexity_change"])
+    for kl in ("kl", "reply_kl"):
+        assert rotated[kl]["value"] <= 0.005
+        # The control: inputs as they are.
+        assert rotated[kl]["interval_95"][1] < plain[kl]["interval_95"][0]
+    assert rotated["perplexity_change"]["value"] <= 0.005

@@ -17,7 +17,8 @@ from sglang_ascend.ptq.calibration import rounding_errors
 from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts.ours import sha256
-from sglang_ascend.quantization.recipe import InputSpec, parse_recipe, read_recipe
+from sglang_ascend.quantization.qconfig import InputSpec
+from sglang_ascend.quantization.recipe import parse_recipe, read_recipe
 
 TEXTS = 6
 GROUPS = """

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.ptq.folding import side_file
 from sglang_ascend.ptq.folding.smooth import folded, smoothings
-from sglang_ascend.ptq.layers import Layers, linears
+from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.quantization.checkpoint import Checkpoint
@@ -19,6 +19,7 @@ from sglang_ascend.quantization.recipe import RecipeError, parse_recipe, read_re
 from sglang_ascend.quantization.transforms.smoothing import search, smoothing_scale
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.packs import packed
+from sglang_ascend.training.targets.quantized import linears
 
 FLEX = read_recipe("w8a8-flex")
 

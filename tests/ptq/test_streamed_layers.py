@@ -2,10 +2,11 @@
 
 import torch
 
-from sglang_ascend.ptq.layers import Layers, linears
+from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.targets.quantized import linears
 from sglang_ascend.training.targets.start import own_layer
 
 

@@ -79,7 +79,7 @@ def test_experts_that_are_quantized_in_two_ways_are_refused():
 
 
 def test_a_product_that_no_operator_has_names_the_way_out():
-    rule = InputRule(InputKind.PER_TOKEN, INT4)
+    rule = InputRule(InputKind.STATIC, scale=0.5, offset=0.0)
     with pytest.raises(ValueError, match="convert the checkpoint to float32"):
         prepare_grouped(weights_of(INT8, rule, (1, WIDTH), None), torch.float32)
     by_whole_rows = InputRule(InputKind.PER_TOKEN, FP8_E4M3)

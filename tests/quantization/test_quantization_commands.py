@@ -52,7 +52,7 @@ def test_inspect_names_the_body_that_multiplies_each_weight_here(tmp_path, monke
     expected = {
         "a.kv_b_proj": "decoded to float",
         "a.experts.0.up_proj": "none: convert",  # static inputs of experts
-        "a.W4A4_DYNAMIC": "none: convert",
+        "a.W4A4_DYNAMIC": "decoded to float",
         "a.fp8": "numba",
     }
     integers = ("a.experts.1.up_proj", "a.down_proj", "a.static_bf16", "a.mix")

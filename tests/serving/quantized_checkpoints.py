@@ -71,9 +71,9 @@ class Layout:
         return self.by_name.get(module.rpartition(".")[2], self.linears)
 
 
-def round_per_token(x: torch.Tensor) -> torch.Tensor:
+def round_per_token(x: torch.Tensor, largest: int = 127) -> torch.Tensor:
     """float64 [..., in], int8 by row."""
-    scale = x.abs().amax(-1, keepdim=True) / 127
+    scale = x.abs().amax(-1, keepdim=True) / largest
     return (x / scale).round() * scale
 
 
@@ -137,6 +137,19 @@ def pack_static(weight: np.ndarray, input_scale: float) -> Packed:
         "input_offset": f32(np.array([STATIC_OFFSET])),
     }
     return tensors, codes.astype("<f4") * scale
+
+
+def pack_rotated(weight: np.ndarray, largest: int) -> Packed:
+    """Codes of the rotated weight; the values are turned back."""
+    turn = packers.rotation(weight.shape[1])
+    codes, scale = rounded((weight @ turn).astype("<f4"), largest)
+    tensors = {"weight": i8(codes), "weight_scale": f32(scale), "weight_offset": f32(scale * 0)}
+    return tensors, codes * scale @ turn.T
+
+
+def round_rotated(x: torch.Tensor, largest: int) -> torch.Tensor:
+    turn = torch.from_numpy(packers.rotation(x.shape[-1]))
+    return round_per_token(x @ turn, largest) @ turn.T
 
 
 def pack_gptq(weight: np.ndarray, shuffled: bool = False) -> Packed:
@@ -260,6 +273,13 @@ AWQ_SETTINGS = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version"
 
 DYNAMIC = Kind(pack_int8, round_per_token, "W8A8_DYNAMIC")
 WEIGHT_ONLY = Kind(pack_int8, None, "W8A16")
+ROTATED = {
+    bits: Kind(partial(pack_rotated, largest=n), partial(round_rotated, largest=n), name)
+    for bits, n, name in (
+        (8, 127, "W8A8_DYNAMIC_ROTATED"),
+        (4, 7, "W4A4_DYNAMIC_ROTATED"),
+    )
+}
 HIF8 = Kind(pack_hif8, None, "W8A16_HIF8")
 MXFP4 = Kind(pack_mxfp4, None, "W4A16_MXFP4")
 STATIC = {
@@ -271,6 +291,8 @@ LAYOUTS = {
     "W8A16": Layout(WEIGHT_ONLY, WEIGHT_ONLY),
     WITH_HEAD: Layout(WEIGHT_ONLY, WEIGHT_ONLY),
     "W4A8": Layout(DYNAMIC, Kind(pack_int4, round_per_token, "W4A8_DYNAMIC")),
+    "W8A8 rotated": Layout(ROTATED[8], ROTATED[8]),
+    "W4A4": Layout(ROTATED[8], ROTATED[4]),
     "W8A8 static": Layout(DYNAMIC, DYNAMIC, by_name=STATIC),
     "HiFloat8": Layout(HIF8, HIF8),
     # 240 columns are no multiple of 32.

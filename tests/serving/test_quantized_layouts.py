@@ -36,6 +36,8 @@ MISTAKES = {
     "compressed fp8": ["scale off by one row"],
     "block fp8": ["scale off by one row"],
     "W8A8 static": ["scale off by one row"],
+    "W8A8 rotated": ["scale off by one row"],
+    "W4A4": ["scale off by one row"],
     "HiFloat8": ["scale off by one row"],
     "MXFP4": ["scale off by one row"],
     "compressed int8": ["scale off by one row"],

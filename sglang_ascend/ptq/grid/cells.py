@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sglang_ascend.quantization.formats import INT4, INT8
-from sglang_ascend.quantization.recipe import QConfig
+from sglang_ascend.quantization.formats import FORMATS, INT8
+from sglang_ascend.quantization.qconfig import QConfig
 from sglang_ascend.quantization.transforms.process import FlexSmooth
-from sglang_ascend.quantization.weight import PER_TOKEN, InputKind, InputRule
+from sglang_ascend.quantization.weight import InputKind, InputRule
 
 GROUP = 32
 CONTROL = "minmax"
@@ -23,7 +23,6 @@ class Cell:
     Attributes:
         scheme: of every linear.
         smoothing: before it, what is folded into the weights.
-        rotated: whether inputs and weights are rotated; in memory only.
         inputs: what inputs are rounded by in place of the scheme's; in memory only.
         lut: whether weights are in look-up tables of the scheme's bits instead; in memory only.
     """
@@ -32,7 +31,6 @@ class Cell:
     method: str
     scheme: QConfig
     smoothing: FlexSmooth | None = None
-    rotated: bool = False
     inputs: InputRule | None = None
     lut: bool = False
 
@@ -50,16 +48,11 @@ class Cell:
         return self.scheme.calibrated or self.lut
 
     @property
-    def is_emulated(self) -> bool:
-        return self.rotated or self.lut or self.inputs is not None
-
-    @property
     def description(self) -> dict[str, Any]:
         """What decides its weights, as JSON."""
         ways: dict[str, Any] = {
             "smoothing": self.smoothing and self.smoothing.model_dump(mode="json"),
             "inputs": self.inputs and repr(self.inputs),
-            "rotated": self.rotated,
             "lut": self.lut,
         }
         used = {name: value for name, value in ways.items() if value}
@@ -73,9 +66,15 @@ def _cell(dtype: str, scope: str, method: str = CONTROL, symmetric: bool = True)
 
 
 def _with_inputs(dtype: str, scope: str, input_scope: str) -> Cell:
-    scheme = {"weight": {"dtype": dtype, "scope": scope}, "act": {"dtype": dtype}}
-    scheme["act"]["scope"] = input_scope
-    return Cell(f"{dtype} A8", CONTROL, QConfig.model_validate(scheme))
+    weight, act = {"dtype": dtype, "scope": scope}, {"dtype": dtype, "scope": input_scope}
+    form, scheme = FORMATS[dtype], {"weight": weight, "act": act}
+    return Cell(f"{dtype} A{form.bits}", CONTROL, QConfig.model_validate(scheme))
+
+
+def _rotated(cell: Cell) -> Cell:
+    scheme = cell.scheme.model_dump()
+    scheme["act"]["ext"]["rotation"] = True
+    return replace(cell, method="rotated", scheme=QConfig.model_validate(scheme))
 
 
 def _w8a8() -> list[Cell]:
@@ -85,16 +84,15 @@ def _w8a8() -> list[Cell]:
     ways = {
         "smooth 0.5": {"smoothing": half},
         "flex": {"smoothing": FlexSmooth(type="flex_smooth_quant")},
-        "rotated": {"rotated": True, "inputs": PER_TOKEN},
         "groups of 64": {"inputs": InputRule(InputKind.PER_TOKEN, INT8, 64)},
     }
-    return [plain, *(replace(plain, method=name, **way) for name, way in ways.items())]
+    cells = [replace(plain, method=name, **way) for name, way in ways.items()]
+    return [plain, *cells, _rotated(plain)]
 
 
 def _w4a4() -> list[Cell]:
-    plain = replace(_cell("int4", "per_channel"), form="int4 A4")
-    plain = replace(plain, inputs=InputRule(InputKind.PER_TOKEN, INT4))
-    return [plain, replace(plain, method="rotated", rotated=True)]
+    plain = _with_inputs("int4", "per_channel", "per_token")
+    return [plain, _rotated(plain)]
 
 
 def _integers(bits: int, *methods: str) -> list[Cell]:

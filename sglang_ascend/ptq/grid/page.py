@@ -84,7 +84,7 @@ def _words(options: Options, scored: Sequence[Scored]) -> str:
     return (
         f"Weights of the linears that `{options.include}` matches, everything else float; groups "
         f"of {GROUP} where a format has none of its own; asymmetric integers below 8 bits; A8 and "
-        "A4 are inputs in the same format. `rotated`, `groups of 64`, `k-means tables` and A4 are "
+        "A4 are inputs in the same format. `groups of 64` and `k-means tables` are "
         "judged in memory: no file holds them and nothing serves them. KL to the float model where "
         f"a token of {len(texts)} held-out "
         f"replies comes next, {positions:,} positions; intervals of 95 % over the texts. "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from sglang_ascend import svg
 from sglang_ascend.ptq.calibration import rounding_errors, walked
 from sglang_ascend.ptq.layers import Layers
-from sglang_ascend.quantization.recipe import InputSpec
+from sglang_ascend.quantization.qconfig import InputSpec
 
 INT8_PER_TOKEN = InputSpec(scope="per_token", dtype="int8")
 COLORS = (svg.PLAIN, svg.MTP, *svg.OTHERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -12,12 +13,12 @@ from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.ptq.calibration import quantize_linear, walked
 from sglang_ascend.ptq.folding.smooth import folded, smoothings
 from sglang_ascend.ptq.grid.cells import Cell
-from sglang_ascend.ptq.layers import Layers, linears
+from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.served import Emulated
 from sglang_ascend.ptq.weights import Weights
-from sglang_ascend.quantization.solve import lut, rtn
-from sglang_ascend.quantization.transforms.rotation import rotation
-from sglang_ascend.quantization.weight import WEIGHT_ONLY, QuantizedWeight
+from sglang_ascend.quantization.solve import lut
+from sglang_ascend.quantization.weight import QuantizedWeight
+from sglang_ascend.training.targets.quantized import linears
 
 
 def matching(layers: Layers, include: str) -> list[str]:
@@ -92,17 +93,11 @@ def _smoothed(
 
 
 def _solved(linear: nn.Linear, cell: Cell, seen: Tensor | None) -> QuantizedWeight | Emulated:
-    if not cell.is_emulated:
-        return quantize_linear(linear, cell.scheme.fitting(linear.in_features), seen)
-    weight, turned = linear.weight.double(), None
     if cell.lut:
+        weight = linear.weight.double()
         squares = torch.ones(weight.shape[1]) if seen is None else seen.double().square().mean(0)
         bits = cell.scheme.weight.number_format.bits
         codes, tables = lut.kmeans(weight, bits, squares)
         return Emulated(lut.decoded(codes, tables), codes.numel() * bits // 8 + tables.nbytes)
-    if cell.rotated:
-        matrix = rotation(linear.in_features)
-        weight, turned = weight @ matrix, matrix.float()
-    rounded = rtn(weight, cell.scheme.weight.grid)
-    rule = cell.inputs or WEIGHT_ONLY
-    return Emulated(rounded.dequantize(), rounded.num_bytes, rule, turned)
+    found = quantize_linear(linear, cell.scheme.fitting(linear.in_features), seen)
+    return found if cell.inputs is None else replace(found, input_rule=cell.inputs)

@@ -6,17 +6,21 @@ refused, because its weight would be read as something else.
 | type | tensors beside int8 `weight` |
 |---|---|
 | W8A8_DYNAMIC, W8A16, W4A4_DYNAMIC | weight_scale, weight_offset [out, groups] |
+| W8A8_DYNAMIC_ROTATED, W4A4_DYNAMIC_ROTATED | the same, of the rotated weight |
 | WFP8AFP8_DYNAMIC | the same; weight is float8_e4m3fn |
 | W8A8 | deq_scale = weight scale * input_scale, quant_bias, input_scale, input_offset |
 | W8A8_MIX | both of the above: static in decode, per token in prefill; read as per token |
 | W4A8_DYNAMIC | weight is [out / 2, in]; scale_bias; weight_scale_second where there are groups |
 
+The rotated types are this package's: `transforms.rotation` says what inputs are multiplied by.
 Microscaling formats, HiFloat8, HiFloat4 and NF4 are described in `floats`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +45,7 @@ FLOAT = "FLOAT"
 # Types of tensors that no product of a linear reads: scales of an int8 KV cache and of attention.
 BESIDE_LINEARS = frozenset({"C8", "FAQuant"})
 
+_turned = partial(replace, rotated=True)
 _CHANNEL = ("weight", "weight_scale", "weight_offset")
 _STATIC = ("weight", "quant_bias", "input_scale", "input_offset", "deq_scale")
 _FP8_PER_TOKEN = InputRule(InputKind.PER_TOKEN, FP8_E4M3)
@@ -55,6 +60,8 @@ SCHEMES = {
         Scheme("W8A16", INT8, _CHANNEL, input_rule=WEIGHT_ONLY),
         Scheme("W4A8_DYNAMIC", INT4, (*_CHANNEL, "scale_bias"), _SECOND, PER_TOKEN),
         Scheme("W4A4_DYNAMIC", INT4, _CHANNEL, input_rule=_INT4_PER_TOKEN),
+        Scheme("W8A8_DYNAMIC_ROTATED", INT8, _CHANNEL, input_rule=_turned(PER_TOKEN)),
+        Scheme("W4A4_DYNAMIC_ROTATED", INT4, _CHANNEL, input_rule=_turned(_INT4_PER_TOKEN)),
         Scheme("WFP8AFP8_DYNAMIC", FP8_E4M3, _CHANNEL, input_rule=_FP8_PER_TOKEN),
         *floats.SCHEMES.values(),
     )

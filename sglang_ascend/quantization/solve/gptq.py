@@ -54,7 +54,7 @@ def gptq(
 
 def hessian_error(weight: Tensor, quantized: QuantizedWeight, hessian: Tensor) -> Tensor:
     """float64 [out]: (w - q) H (w - q)^T of each row, the squared error of its outputs."""
-    error = weight.double() - quantized.dequantize().double()
+    error = weight.double() - quantized.factor().double()
     return ((error @ hessian.double()) * error).sum(1)
 
 

@@ -31,6 +31,8 @@ class CompressedTensorsWriter(Writer):
         return tensor
 
     def write(self, module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
+        if weight.input_rule.rotated:
+            raise _cannot_hold(module, "rotated inputs")
         weight = _of_known_blocks(module, weight)
         arguments = {
             "format": _format(weight),

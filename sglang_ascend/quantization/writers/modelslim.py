@@ -24,16 +24,18 @@ from sglang_ascend.quantization.writers.base import Writer
 # scale_bias of these has a sum for each part of the input that a rank of SGLang may hold.
 SPLIT_INPUTS = ("down_proj", "o_proj")
 INPUT_PARTS = 16
-# (bits and kind of the codes, of the input) -> type
+# (bits and kind of the codes, of the input, whether that is rotated) -> type
 TYPES = {
-    (INT8, InputKind.STATIC, INT8): "W8A8",
-    (INT8, InputKind.PER_TOKEN, INT8): "W8A8_DYNAMIC",
-    (INT4, InputKind.PER_TOKEN, INT8): "W4A8_DYNAMIC",
-    (INT4, InputKind.PER_TOKEN, INT4): "W4A4_DYNAMIC",
-    (FP8_E4M3, InputKind.PER_TOKEN, FP8_E4M3): "WFP8AFP8_DYNAMIC",
-    **{(codes, InputKind.NONE, INT8): "W8A16" for codes in (INT8, INT4, INT3, INT2)},
+    (INT8, InputKind.STATIC, INT8, False): "W8A8",
+    (INT8, InputKind.PER_TOKEN, INT8, False): "W8A8_DYNAMIC",
+    (INT8, InputKind.PER_TOKEN, INT8, True): "W8A8_DYNAMIC_ROTATED",
+    (INT4, InputKind.PER_TOKEN, INT8, False): "W4A8_DYNAMIC",
+    (INT4, InputKind.PER_TOKEN, INT4, False): "W4A4_DYNAMIC",
+    (INT4, InputKind.PER_TOKEN, INT4, True): "W4A4_DYNAMIC_ROTATED",
+    (FP8_E4M3, InputKind.PER_TOKEN, FP8_E4M3, False): "WFP8AFP8_DYNAMIC",
+    **{(codes, InputKind.NONE, INT8, False): "W8A16" for codes in (INT8, INT4, INT3, INT2)},
     **{
-        (scheme.number_format, rule.kind, rule.number_format): name
+        (scheme.number_format, rule.kind, rule.number_format, False): name
         for name, scheme in floats.SCHEMES.items()
         if (rule := scheme.input_rule)
     },
@@ -69,7 +71,8 @@ class ModelSlimWriter(Writer):
 
     def write(self, module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
         weight, rule = weight.refined((1, weight.block[1])), weight.input_rule
-        type_name = TYPES.get((weight.number_format, rule.kind, rule.number_format))
+        form = weight.number_format, rule.kind, rule.number_format, rule.rotated
+        type_name = TYPES.get(form)
         problem = self._problem(weight, type_name)
         if type_name is None or problem is not None:
             raise CheckpointError(
@@ -93,6 +96,7 @@ class ModelSlimWriter(Writer):
         if type_name is None or rule.group_size != (scheme and rule.number_format.group_size):
             return (
                 f"is {weight.number_format.name} with {rule.kind} {rule.number_format.name} input"
+                f"{', rotated' * rule.rotated}"
             )
         if weight.group_index is not None:
             return "has its columns in groups of any order (act-order)"
@@ -138,6 +142,7 @@ class ModelSlimWriter(Writer):
             for key, value in self._description.items()
             if key in self._types or key not in self._entries
         }
+        new = {key: value for key, value in self._types.items() if key not in self._description}
         narrowest = min(set(self._types.values()) - {FLOAT, *BESIDE_LINEARS}, default=FLOAT)
         ours = {
             "version": "1.0.0",
@@ -146,7 +151,7 @@ class ModelSlimWriter(Writer):
             "group_size": self._group_size,
             "optional": {},
         }
-        return {DESCRIPTION: description or {**self._types, **ours}}
+        return {DESCRIPTION: {**description, **new} if description else {**new, **ours}}
 
 
 def _scales(scale: str, offset: str, weight: QuantizedWeight) -> dict[str, Tensor]:

@@ -54,7 +54,9 @@ class Pipeline:
     def __init__(
         self, folder: Path, out: Path, options: Options, say: Callable[[str], object]
     ) -> None:
-        self.target = Target.open(folder, device=torch.device(options.device))
+        self.target = Target.open(
+            folder, may_be_quantized=True, device=torch.device(options.device)
+        )
         self.target.check_whole()
         self.out, self.options, self.say = out, options, say
         self.data, self.run_folder, self.model = out / "data", out / "run", out / "model"

@@ -22,9 +22,11 @@ from sglang_ascend.checkpoint.families import Family, find_family, mtp_prefix, t
 from sglang_ascend.checkpoint.folder import has_tokenizer
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.shards import read_tensors
-from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors
+from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modules_of
+from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.training.targets import llama
 from sglang_ascend.training.targets.device import CPU
+from sglang_ascend.training.targets.quantized import Opened, load_model, open_target
 
 Tensor = torch.Tensor
 
@@ -109,7 +111,7 @@ class Target:
     ) -> Target:
         """Reads config.json and the safetensors headers in `folder`.
 
-        A quantized one says what the model is; its values are not for `read`.
+        A quantized one is read decoded, and its linears compute as they are served.
 
         Raises:
             CheckpointError: unreadable, quantized unless it may be, or of a family that is not in
@@ -138,10 +140,14 @@ class Target:
         Raises:
             CheckpointError: naming the first that is missing or of another shape.
         """
+        modules = frozenset[str]()
+        if self.config.quantized:
+            open_target(self.folder, self.is_llama, self.device)
+            modules = modules_of(self.tensors)
         zeros = {name for name, _ in llama.zero_biases(self.config)} if self.is_llama else set()
         for layer in target_tensors(self.family, self.config):
             expected = [one for one in layer if one.name not in zeros]
-            missing = missing_tensors(expected, self.tensors, frozenset())
+            missing = missing_tensors(expected, self.tensors, modules)
             if missing:
                 raise CheckpointError(
                     f"{self.folder} lacks {missing[0]} ({len(missing)} in that layer); copy or "
@@ -185,8 +191,15 @@ class Target:
             config.mlp_layer_types = [*kinds, "sparse" if self.family.mtp_is_sparse else "dense"]
         return config
 
+    @cached_property
+    def quantized(self) -> Checkpoint:
+        """The folder as a quantized checkpoint, which it is."""
+        return Checkpoint.open(self.folder)
+
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """The named tensors in fp32, on the CPU."""
+        if self.config.quantized:
+            return Opened(self.quantized).read(names)
         by_file = defaultdict(list)
         for name in names:
             if name not in self.tensors:
@@ -200,7 +213,8 @@ class Target:
 
     def mtp_tensors(self) -> dict[str, Tensor]:
         """The checkpoint's own MTP layer by full name; empty if it has none."""
-        return self.read(name for name in self.tensors if name.startswith(self.mtp_prefix))
+        names = Opened(self.quantized).names() if self.config.quantized else self.tensors
+        return self.read(name for name in names if name.startswith(self.mtp_prefix))
 
     def embedding_and_head(self) -> tuple[Tensor, Tensor]:
         """Both [vocabulary, hidden_size] on `device`; one tensor where they are tied."""
@@ -215,7 +229,9 @@ class Target:
 
     def load_model(self, dtype: torch.dtype = torch.float32) -> Any:
         """The model in `dtype` on `device` without MTP layers, for inference with an attention
-        mask."""
+        mask. A quantized one has its float parts in float32, whatever `dtype` says."""
+        if self.config.quantized:
+            return load_model(self.model_class, self.model_config, self.quantized)
         from transformers import logging
 
         verbosity = logging.get_verbosity()
