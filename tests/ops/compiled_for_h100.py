@@ -18,7 +18,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from sglang_ascend.ops.attention import tiles, triton_kernels
+from sglang_ascend.ops.attention import tiles, triton_kernels, triton_latent_kernels
 from sglang_ascend.ops.attention import triton as bodies
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -103,10 +103,14 @@ def gqa_programs(head_dim: int, dtype: torch.dtype) -> None:
 
 
 def main() -> None:
-    names = ("mla_split", "gqa_split", "merge_splits")
-    kernels = {name: Launches(getattr(triton_kernels, name)) for name in names}
+    modules = {
+        "mla_split": triton_kernels,
+        "gqa_split": triton_kernels,
+        "merge_splits": triton_latent_kernels,
+    }
+    kernels = {name: Launches(getattr(module, name)) for name, module in modules.items()}
     for name, launches in kernels.items():
-        setattr(triton_kernels, name, launches)
+        setattr(modules[name], name, launches)
     programs = {}
     for num_heads, query_len, dtype in (
         (16, 1, torch.bfloat16),

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from sglang_ascend.ops.attention import reference, tiles, triton
 from sglang_ascend.ops.attention.tiles import (
     ASCEND,
+    ASCEND_950,
     H100,
     MIN_BLOCK,
     choose_num_splits,
@@ -19,6 +20,7 @@ from sglang_ascend.ops.attention.tiles import (
 )
 
 DEEPSEEK = {"query_width": 576, "key_width": 576, "sum_width": 512}
+IN_PARTS = {"query_width": 576, "key_width": 576, "sum_width": 128}
 HEAD_128 = {"query_width": 128, "key_width": 256, "sum_width": 128}
 
 
@@ -32,9 +34,10 @@ HEAD_128 = {"query_width": 128, "key_width": 256, "sum_width": 128}
         (replace(H100, factor_bytes=147 << 10), 64, DEEPSEEK, 2, (64, 16)),  # as an A100's
         (replace(H100, factor_bytes=83 << 10), 64, DEEPSEEK, 2, (16, 16)),  # a workstation's
         (H100, 32, HEAD_128, 2, (32, 64)),
-        (ASCEND, 16, DEEPSEEK, 2, (16, 128)),
-        (ASCEND, 512, DEEPSEEK, 2, (16, 128)),
-        (ASCEND, 64, DEEPSEEK, 4, (16, 64)),
+        (ASCEND, 16, IN_PARTS, 2, (16, 128)),
+        (ASCEND, 64, IN_PARTS, 2, (64, 128)),
+        (ASCEND, 512, IN_PARTS, 2, (64, 128)),
+        (ASCEND, 64, IN_PARTS, 4, (64, 32)),
         (ASCEND, 32, HEAD_128, 2, (32, 128)),
     ],
 )
@@ -62,13 +65,13 @@ def test_no_tile_exceeds_its_machine(machine, element_size):
 
 @pytest.mark.parametrize(("page_size", "block_n"), [(256, 128), (128, 128), (32, 32), (48, 16)])
 def test_a_tile_lies_in_one_page_where_it_cannot_be_gathered(page_size, block_n):
-    tiles = choose_tiles(ASCEND, 16, page_size=page_size, **DEEPSEEK, element_size=2)
+    tiles = choose_tiles(ASCEND, 16, page_size=page_size, **IN_PARTS, element_size=2)
     assert tiles.block_n == block_n
 
 
 def test_pages_shorter_than_a_tile_are_for_the_reference_there():
     for page_size in (1, 8, 100):
-        assert choose_tiles(ASCEND, 16, page_size=page_size, **DEEPSEEK, element_size=2) is None
+        assert choose_tiles(ASCEND, 16, page_size=page_size, **IN_PARTS, element_size=2) is None
         assert choose_tiles(H100, 16, page_size=page_size, **DEEPSEEK, element_size=2) is not None
 
 
@@ -168,11 +171,12 @@ class Recorder:
 
 def test_a_launch_reads_no_length_on_the_host(monkeypatch, triton_interpreter):
     """Fake tensors have no values: whoever asks for one stops. The reference does, the control."""
-    from sglang_ascend.ops.attention import triton_kernels
+    from sglang_ascend.ops.attention import triton_kernels, triton_latent_kernels
 
     recorders = {name: Recorder() for name in ("mla_split", "gqa_split", "merge_splits")}
     for name, recorder in recorders.items():
-        monkeypatch.setattr(triton_kernels, name, recorder)
+        module = triton_latent_kernels if name == "merge_splits" else triton_kernels
+        monkeypatch.setattr(module, name, recorder)
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:
         mla, gqa = (
             {
@@ -211,4 +215,14 @@ def test_a_gpu_is_asked_once_for_its_cores_and_shared_memory(monkeypatch):
         machine = tiles.machine_of(torch.device("cuda", 3))
     assert (machine.num_cores, machine.factor_bytes) == (108, 147 << 10)
     assert asked == [3]
-    assert tiles.machine_of(SimpleNamespace(type="npu")) is ASCEND
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [("Ascend910B3", ASCEND), ("Ascend910_9392", ASCEND), ("Ascend950PR_9599", ASCEND_950)],
+)
+def test_an_npu_is_asked_for_its_name(name, machine, monkeypatch):
+    npu = SimpleNamespace(get_device_name=lambda index: name)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: npu)
+    monkeypatch.setattr(tiles, "npu_of", tiles.npu_of.__wrapped__)
+    assert tiles.machine_of(SimpleNamespace(type="npu", index=0)) is machine

@@ -11,7 +11,7 @@ import torch
 from paged_batch import Batch, agrees, uniform_batch
 
 from sglang_ascend.ops.attention import tiles, triton
-from sglang_ascend.ops.attention.tiles import ASCEND, H100
+from sglang_ascend.ops.attention.tiles import ASCEND, ASCEND_950, H100
 
 pytestmark = pytest.mark.usefixtures("triton_interpreter")
 
@@ -123,7 +123,7 @@ def test_latent_and_rope_may_have_any_width(widths):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("machine", [H100, ASCEND], ids=["h100", "ascend"])
+@pytest.mark.parametrize("machine", [H100, ASCEND, ASCEND_950], ids=["h100", "a2-a3", "950"])
 @pytest.mark.parametrize(("num_heads", "num_splits"), [(16, 3), (128, 1)])
 def test_the_widths_of_deepseek_in_the_tiles_of_each_machine(
     num_heads, num_splits, machine, split_into, monkeypatch

@@ -38,6 +38,14 @@ def visible_of_split(
     return [key for key in range(split * per_split, (split + 1) * per_split) if key <= last]
 
 
+def has_no_tile(request: int, num_splits: int) -> list[int]:
+    """The splits past the end of a request."""
+    num_tiles = -(-KV_LENS[request] // BLOCK_N)
+    return [
+        split for split in range(num_splits) if split * -(-num_tiles // num_splits) >= num_tiles
+    ]
+
+
 def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float):
     """float64 (output [width], log of the mass) of one row over [n, ...] keys and values."""
     scores = keys.double() @ query.double() * scale
@@ -51,8 +59,11 @@ def rows(query_len: int = QUERY_LEN) -> Iterator[tuple[int, int]]:
             yield request, query
 
 
-def mla_split(num_splits: int) -> Launch:
-    num_heads, rank, rope = 16, 512, 64
+def latent(
+    num_splits: int, blocks: int = 4, num_heads: int = 16, in_memory: bool = False
+) -> Launch:
+    """``blocks`` programs share the rows of a request."""
+    rank, rope = 512, 64
     scale = (128 + rope) ** -0.5
     query = random(len(KV_LENS) * QUERY_LEN, num_heads, rank + rope, seed=1)
     cache = random(NUM_PAGES * PAGE_SIZE, rank + rope, seed=2)
@@ -67,18 +78,22 @@ def mla_split(num_splits: int) -> Launch:
                 found = cache[keys]
                 attended = attend(query[row, head], found, found[:, :rank], scale)
                 output[row, head, split], masses[row, head, split] = attended
-    dtype = torch.float32 if num_splits > 1 else torch.bfloat16
-    expected = {6: output, 7: masses} if num_splits > 1 else {6: output}
+    if in_memory:  # nobody reads or writes the output of a split without a tile
+        for row, (request, _) in enumerate(rows()):
+            output[row, :, has_no_tile(request, num_splits)] = UNWRITTEN
+    is_partial = num_splits > 1 or in_memory
+    dtype = torch.float32 if is_partial else torch.bfloat16
+    expected = {6: output, 7: masses} if is_partial else {6: output}
     initial = torch.full(output.shape, UNWRITTEN, dtype=dtype), torch.zeros(shape)
     queries = query[..., :rank].contiguous(), query[..., rank:].contiguous()
     caches = cache[:, :rank].contiguous(), cache[:, rank:].contiguous()
     operands = *queries, *caches, torch.tensor(PAGES), torch.tensor(KV_LENS)
     return Launch(
-        (QUERY_LEN, num_splits, len(KV_LENS)),
+        (blocks, num_splits, len(KV_LENS)),
         (*operands, *initial, scale, *2 * (rank, rope), len(PAGES[0])),
         expected,
-        CHANGES,
-        TOLERANCE + (2**-8 * 5 if num_splits == 1 else 0),  # and once more for the output
+        CHANGES_IN_MEMORY if in_memory else CHANGES,
+        TOLERANCE + (0 if is_partial else 2**-8 * 5),  # and once more for the output
     )
 
 
@@ -119,6 +134,11 @@ CHANGES = (
     ("arith.divf", "arith.mulf"),
     ("arith.divsi %arg", "arith.addi %arg"),  # the page of a tile
 )
+# There is no division: what is kept is the output so far.
+CHANGES_IN_MEMORY = (
+    *(change for change in CHANGES if change[0] != "arith.divf"),
+    ("math.log", "math.sqrt"),  # the mass
+)
 
 
 def merge_splits() -> Launch:
@@ -139,8 +159,10 @@ def merge_splits() -> Launch:
 
 
 LAUNCHES = {
-    "mla_split bf16 H=16 rows=64 splits=2": partial(mla_split, NUM_SPLITS),
-    "mla_split bf16 H=16 rows=64": partial(mla_split, 1),
+    "mla_split bf16 H=16 rows=64 splits=2": partial(latent, NUM_SPLITS),
+    "mla_in_parts bf16 H=16 rows=64 splits=2": partial(latent, NUM_SPLITS, 1),
+    "mla_in_parts bf16 H=16 rows=64": partial(latent, 1, 1),
+    "mla_in_memory bf16 H=32 rows=128 splits=2": partial(latent, NUM_SPLITS, 1, 32, True),
     "gqa_split bf16 H=32/8 D=128 splits=2": partial(gqa_split, QUERY_LEN),
     "gqa_split bf16 H=32/8 D=128 decode": partial(gqa_split, 1),
     "merge_splits 2": merge_splits,

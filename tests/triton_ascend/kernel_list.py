@@ -19,7 +19,7 @@ class Kernel:
 
     ``arguments`` maps each run-time argument to its Triton type ("*fp32", "i32"), in the kernel's
     order; ``constants`` every other one to its value. The budgets map a target to a count; what
-    they do not name is 0.
+    they do not name is 0. ``only`` has the targets that launch it, where others launch another.
     """
 
     name: str
@@ -30,6 +30,7 @@ class Kernel:
     scalar_loops: dict[str, int] = field(default_factory=dict)
     row_loops: dict[str, int] = field(default_factory=dict)
     not_executed: str = ""
+    only: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.name

@@ -39,10 +39,10 @@ def test_every_entry_has_a_name_of_its_own():
     assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
 
 
-def test_budgets_are_for_targets_that_exist():
+def test_budgets_and_kernels_are_for_targets_that_exist():
     names = {target.name for target in TARGETS}
     for kernel in KERNELS:
-        assert kernel.scalar_loops.keys() | kernel.row_loops.keys() <= names
+        assert {*kernel.scalar_loops, *kernel.row_loops, *kernel.only} <= names
 
 
 SEEDED = {

@@ -9,9 +9,15 @@ from kernel_list import Kernel, listed_kernels
 from lowering import lower
 from targets import TARGETS, Target
 
+LAUNCHED = [
+    pytest.param(kernel, target, id=f"{kernel}-{target}")
+    for kernel in listed_kernels()
+    for target in TARGETS
+    if not kernel.only or target.name in kernel.only
+]
 
-@pytest.mark.parametrize("target", TARGETS, ids=str)
-@pytest.mark.parametrize("kernel", listed_kernels(), ids=str)
+
+@pytest.mark.parametrize(("kernel", "target"), LAUNCHED)
 def test_a_kernel_reaches_the_code_generator_within_its_budget(
     kernel: Kernel, target: Target, tmp_path, record_property
 ):

@@ -7,16 +7,17 @@ from typing import Any
 import torch
 
 from sglang_ascend.ops.attention.tiles import (
+    Splits,
     Tiles,
     choose_num_splits,
     choose_tiles,
+    choose_turns,
     machine_of,
+    part_width,
     power_of_2,
 )
 
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
-# Columns of the output that one program of the merge writes.
-MERGED_COLUMNS = 128
 
 
 def operand_type(dtype: torch.dtype) -> Any:
@@ -40,8 +41,8 @@ def mla_tiles(
 ) -> Tiles | None:
     num_rows = query_len * query.shape[1]
     rank, rope = power_of_2(query.shape[2]), power_of_2(query_rope.shape[2])
-    widths = rank + rope, rank + rope, rank
     machine = machine_of(query.device)
+    widths = rank + rope, rank + rope, part_width(machine, rank)
     return choose_tiles(machine, num_rows, page_size, *widths, query.element_size())
 
 
@@ -53,43 +54,6 @@ def gqa_tiles(
     widths = dim, 2 * dim, dim  # a key's row and its value's are read together
     machine = machine_of(query.device)
     return choose_tiles(machine, num_rows, page_size, *widths, query.element_size())
-
-
-class Splits:
-    """Where a launch leaves the splits' results: in the output itself when there is one split.
-
-    outputs [rows * heads, num_splits, width] and masses [rows * heads, num_splits] in fp32, by
-    request, key head, query and head of its group.
-    """
-
-    def __init__(
-        self, output: torch.Tensor, query_len: int, num_kv_heads: int, num_splits: int
-    ) -> None:
-        num_rows, num_heads, width = output.shape
-        self.output, self.num_splits = output, num_splits
-        self.outputs = output
-        shape = (num_rows * num_heads, num_splits)
-        self.masses = output.new_empty(shape, dtype=torch.float32)
-        if num_splits > 1:
-            self.outputs = output.new_empty(*shape, width, dtype=torch.float32)
-        self.constants: dict[str, Any] = {
-            "QUERY_LEN": query_len,
-            "NUM_KV_HEADS": num_kv_heads,
-            "GROUP": num_heads // num_kv_heads,
-            "NUM_SPLITS": num_splits,
-            "WIDTH": width,
-            "BLOCK_SPLITS": power_of_2(num_splits),
-            "BLOCK_WIDTH": MERGED_COLUMNS,
-        }
-
-    def merged(self) -> torch.Tensor:
-        from sglang_ascend.ops.attention import triton_kernels
-
-        if self.num_splits > 1:
-            grid = (len(self.masses), -(-self.output.shape[2] // MERGED_COLUMNS))
-            operands = self.outputs, self.masses, self.output
-            triton_kernels.merge_splits[grid](*operands, **self.constants)
-        return self.output
 
 
 def launch_options(
@@ -125,8 +89,6 @@ def paged_mla(
 
     A row that sees no key, as in the padding of a captured graph (kv_len 0), is 0.
     """
-    from sglang_ascend.ops.attention import triton_kernels
-
     batch_size, num_heads = len(kv_lens), query.shape[1]
     output = query.new_empty(len(query), num_heads, kv_lora_rank)
     if not batch_size:
@@ -134,21 +96,14 @@ def paged_mla(
     query, query_rope = query_parts(query, query_rope, kv_lora_rank)
     tiles = mla_tiles(query, query_rope, query_len, page_size)
     assert tiles is not None, "accepts_mla declines shapes without tiles"
-    num_blocks = -(-query_len * num_heads // tiles.block_m)
+    kernel, turns, constants = mla_kernel(query, query_rope, query_len, tiles)
+    num_blocks = -(-query_len * num_heads // (tiles.block_m * max(1, turns)))
     num_splits = num_splits_of(query, block_table, page_size, batch_size * num_blocks)
-    splits = Splits(output, query_len, 1, num_splits)
-    rope_dim = query_rope.shape[2]
+    splits = Splits(output, query_len, 1, num_splits, in_memory=turns > 0)
     if rope_cache is None:
         rope_cache = latent_cache[..., kv_lora_rank:]
-    constants: dict[str, Any] = {
-        "NUM_HEADS": num_heads,
-        "RANK": kv_lora_rank,
-        "ROPE_DIM": rope_dim,
-        "BLOCK_RANK": power_of_2(kv_lora_rank),
-        "BLOCK_ROPE": power_of_2(rope_dim),
-    }
     # Blocks of rows first: those that read the same keys run side by side and share a cache.
-    triton_kernels.mla_split[(num_blocks, splits.num_splits, batch_size)](
+    kernel[(num_blocks, splits.num_splits, batch_size)](
         query,
         query_rope,
         latent_cache,
@@ -167,6 +122,34 @@ def paged_mla(
         **launch_options(query, tiles, splits, query_len, page_size),
     )
     return splits.merged()
+
+
+def mla_kernel(
+    query: torch.Tensor, query_rope: torch.Tensor, query_len: int, tiles: Tiles
+) -> tuple[Any, int, dict[str, Any]]:
+    """(kernel, turns, constants): the kernel whose sums find room on the device."""
+    _, num_heads, rank = query.shape
+    rope_dim = query_rope.shape[2]
+    constants: dict[str, Any] = {
+        "NUM_HEADS": num_heads,
+        "RANK": rank,
+        "ROPE_DIM": rope_dim,
+        "BLOCK_ROPE": power_of_2(rope_dim),
+    }
+    machine = machine_of(query.device)
+    if machine.sum_parts == 1:
+        from sglang_ascend.ops.attention import triton_kernels
+
+        return triton_kernels.mla_split, 0, constants | {"BLOCK_RANK": power_of_2(rank)}
+    constants["PART"] = part_width(machine, rank)
+    turns = choose_turns(machine, query_len * num_heads, tiles.block_m)
+    if not turns:
+        from sglang_ascend.ops.attention import triton_latent_kernels
+
+        return triton_latent_kernels.mla_in_parts, 0, constants
+    from sglang_ascend.ops.attention import triton_memory_kernels
+
+    return triton_memory_kernels.mla_in_memory, turns, constants | {"NUM_BLOCKS": turns}
 
 
 def paged_gqa(

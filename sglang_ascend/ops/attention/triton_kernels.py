@@ -1,4 +1,4 @@
-"""Paged attention of decode and verify in Triton; plain pointers, as triton-ascend takes them too.
+"""Paged attention of decode and verify in Triton: of grouped heads, and on GPUs of latents.
 
 A split's program reads its share of the keys once, for all its query rows; a merge follows.
 """
@@ -8,45 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _span_of_split(kv_len, split, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """[first, end) of a split's keys: whole tiles, spread evenly; empty past the last tile."""
-    keys_per_split = tl.cdiv(tl.cdiv(kv_len, BLOCK_N), NUM_SPLITS) * BLOCK_N
-    first = split * keys_per_split
-    return first, tl.minimum(first + keys_per_split, kv_len)
-
-
-@triton.jit
-def _slots_of_tile(pages, start, end, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """int64 [BLOCK_N]: where the keys from ``start`` on lie in the pool."""
-    ramp = tl.arange(0, BLOCK_N)
-    if PAGE_SIZE % BLOCK_N == 0:
-        # The tile lies in one page: a scalar index and one run of slots, not a gather.
-        page = tl.load(pages + start // PAGE_SIZE).to(tl.int64)
-        slots = page * PAGE_SIZE + start % PAGE_SIZE + ramp
-    else:
-        keys = start + ramp
-        page = tl.load(pages + keys // PAGE_SIZE, mask=keys < end, other=0).to(tl.int64)
-        slots = page * PAGE_SIZE + keys % PAGE_SIZE
-    return slots
-
-
-@triton.jit
-def _num_visible(kv_len, query, QUERY_LEN: tl.constexpr):
-    """How many keys a request's query row ``query`` sees: all up to itself."""
-    return kv_len - QUERY_LEN + query + 1
-
-
-@triton.jit
-def _softmax_step(scores, highest, total):
-    """One tile of the online softmax: (weights, factor of what was summed before, both states)."""
-    new_highest = tl.maximum(highest, tl.max(scores, 1))
-    # A row that has seen no key yet has weights exp(-inf - 0) = 0, not exp(-inf + inf).
-    shift = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-    weights = tl.exp(scores - shift[:, None])
-    factor = tl.exp(highest - shift)
-    return weights, factor, new_highest, total * factor + tl.sum(weights, 1)
+from sglang_ascend.ops.attention.triton_latent_kernels import (
+    _num_visible,
+    _slots_of_tile,
+    _softmax_step,
+    _span_of_split,
+)
 
 
 @triton.jit
@@ -245,44 +212,3 @@ def gqa_split(
         HEAD_DIM,
         BLOCK_DIM,
     )
-
-
-@triton.jit
-def merge_splits(
-    split_outputs,
-    masses,
-    output,
-    QUERY_LEN: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
-    BLOCK_WIDTH: tl.constexpr,
-):
-    """Program (row, columns): the outputs of a row's splits, weighed by the softmax of masses.
-
-    Rows lie by request, key head, query and head of the group; the output's by query first.
-    """
-    row = tl.program_id(0)
-    head, query = row % GROUP, row // GROUP % QUERY_LEN
-    stream = row // (GROUP * QUERY_LEN)
-    request, kv_head = stream // NUM_KV_HEADS, stream % NUM_KV_HEADS
-    output_row = ((request * QUERY_LEN + query) * NUM_KV_HEADS + kv_head) * GROUP + head
-
-    splits = tl.arange(0, BLOCK_SPLITS)
-    masses += row.to(tl.int64) * NUM_SPLITS
-    mass = tl.load(masses + splits, mask=splits < NUM_SPLITS, other=float("-inf"))
-    highest = tl.max(mass, 0)
-    weights = tl.exp(mass - tl.where(highest == float("-inf"), 0.0, highest))
-    total = tl.maximum(tl.sum(weights, 0), 1.0)  # the highest mass has weight 1, if there is one
-
-    columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
-    seen = (mass > float("-inf"))[:, None] & (columns < WIDTH)[None, :]
-    split_outputs += row.to(tl.int64) * (NUM_SPLITS * WIDTH)
-    places = splits[:, None] * WIDTH + columns[None, :]
-    # triton-ascend keeps masks that follow from places, and reads what others exclude.
-    within = (splits < NUM_SPLITS)[:, None] & (columns < WIDTH)[None, :]
-    outputs = tl.where(seen, tl.load(split_outputs + places, mask=within, other=0.0), 0.0)
-    merged = tl.sum(outputs * weights[:, None], 0) / total
-    tl.store(output + output_row.to(tl.int64) * WIDTH + columns, merged, mask=columns < WIDTH)
