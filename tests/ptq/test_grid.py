@@ -210,3 +210,20 @@ def test_shuffled_statistics_cost_more(nano):
             found, misled = kl(cell, tokens), kl(cell, tokens, shuffled)
             print(cell.name, seed, found, misled)
             assert found < misled
+
+
+@pytest.mark.slow
+def test_rotation_costs_less_than_int4_inputs_as_they_are(nano):
+    """Of nano-deepseek's experts; on some of the held-out replies of docs/which-method.md."""
+    target = Target.open(nano)
+    layers = Layers(target, Weights(nano))
+    prompts = [DATA / "heldout_maths.json", DATA / "heldout_nano_chat.json"]
+    judge = Judge(nano, replies_to(target, prompts, max_new_tokens=64, limit=40))
+    found = {}
+    for cell in chosen("int4 A4 *"):
+        scores = judge.score(nano, solve(layers, cell, "*.experts.*", [])).scores
+        found[cell.method] = sum(s.reply_kl for s in scores) / sum(
+            s.reply_positions for s in scores
+        )
+    print(found)
+    assert found["rotated"] < 0.8 * found["minmax"]
