@@ -107,6 +107,14 @@ LOG_WAITS = Variable(
     "1: a server's log has a line for each wait for a stream, by torch_npu's sync debug mode.",
 )
 
+TRUST_COPY_ORDER = Variable(
+    "SGLANG_ASCEND_TRUST_COPY_ORDER",
+    switch,
+    "",
+    "1: on an NPU kernels are trusted to run after a copy from pinned memory that was queued "
+    "before them; otherwise the host waits for such a copy.",
+)
+
 HOOKS = Variable(
     "SGLANG_ASCEND_HOOKS",
     one_of("required", "all"),
@@ -128,6 +136,7 @@ VARIABLES: tuple[Variable, ...] = (
     LOSSY_ACCEPTANCE,
     TRACE,
     LOG_WAITS,
+    TRUST_COPY_ORDER,
     HOOKS,
     SERVES_MTP,
 )

@@ -16,6 +16,8 @@ runtime.npu_emulation_launch_name.argtypes = [ctypes.c_long]
 runtime.npu_emulation_stub_name.restype = ctypes.c_char_p
 runtime.npu_emulation_stub_calls.restype = ctypes.c_long
 runtime.npu_emulation_num_pending.restype = ctypes.c_long
+runtime.npu_emulation_late_copies.argtypes = [ctypes.c_bool]
+runtime.npu_emulation_run_ahead.argtypes = [ctypes.c_void_p]
 
 NAMES = runtime.npu_emulation_counter_names().decode().split()
 
@@ -75,6 +77,17 @@ def counted() -> Iterator[Counts]:
 def num_pending() -> int:
     """Pieces of work that are queued on some stream and have not been executed."""
     return runtime.npu_emulation_num_pending()
+
+
+@contextlib.contextmanager
+def late_copies() -> Iterator[None]:
+    """Copies to the device that the block queues asynchronously land when the host waits for them,
+    and not before: kernels that are queued behind them run first."""
+    runtime.npu_emulation_late_copies(True)
+    try:
+        yield
+    finally:
+        runtime.npu_emulation_late_copies(False)
 
 
 def stubs_called() -> dict[str, int]:

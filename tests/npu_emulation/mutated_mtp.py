@@ -3,6 +3,7 @@ MTP's step."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,10 @@ from typing import Any
 import torch
 
 from npu_emulation import serve
+from npu_emulation.counters import late_copies
 from npu_emulation.mutated import no_wait_for_results
 from sglang_ascend.attention.metadata import StepMetadata
+from sglang_ascend.env import TRUST_COPY_ORDER
 from sglang_ascend.ops import chain
 from sglang_ascend.plugin.mtp import forwards as mtp_forwards
 from sglang_ascend.plugin.mtp import worker as mtp_worker
@@ -80,6 +83,23 @@ def one_buffer_for_lengths() -> None:
     npu_scheduling.torch = SimpleNamespace(tensor=tensor, int32=torch.int32)  # pyright: ignore
 
 
+def late_copies_of_lengths() -> None:
+    """No mistake: the lengths of a page's request land when the host waits for them."""
+    copy = npu_scheduling.to_device
+
+    def to_device(host: torch.Tensor, device: Any) -> torch.Tensor:
+        with late_copies():
+            return copy(host, device)
+
+    npu_scheduling.to_device = to_device
+
+
+def trusted_copies_of_lengths() -> None:
+    """They land late, and nobody waits."""
+    os.environ[TRUST_COPY_ORDER.name] = "1"
+    late_copies_of_lengths()
+
+
 def a_wait_in_every_step() -> None:
     """Tokens are right, and the host waits for the device to have them."""
     step = mtp_worker.speculative_step
@@ -100,6 +120,8 @@ MISTAKES = {
         mask_off_by_one,
         lengths_of_the_first_step,
         one_buffer_for_lengths,
+        late_copies_of_lengths,
+        trusted_copies_of_lengths,
         no_wait_for_results,
         a_wait_in_every_step,
     )

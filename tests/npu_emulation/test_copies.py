@@ -4,10 +4,14 @@ wait reads poison or old values, always. Small programs on the real torch_npu.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from npu_emulation.counters import num_pending
+from npu_emulation.counters import counted, late_copies, num_pending, runtime
+from sglang_ascend.env import TRUST_COPY_ORDER
+from sglang_ascend.plugin.npu.order import to_device
 
 WANTED = [1.0, 2.0, 3.0, 4.0]
 POISON = torch.tensor([0xEE] * 4, dtype=torch.uint8).view(torch.float32).item()
@@ -206,3 +210,65 @@ def test_a_copy_that_rearranges_gives_what_the_cpu_gives(numerics):
     moved = rows.t().to("npu", torch.int64)
     assert torch.equal(moved.cpu(), rows.t().long())
     assert torch.equal(moved.t()[1:].cpu(), rows[1:].long())
+
+
+def copied_and_read(monkeypatch, trusted: bool) -> list[float]:
+    """What a kernel finds that is queued behind a pinned copy which lands late."""
+    monkeypatch.setenv(TRUST_COPY_ORDER.name, "1" if trusted else "")
+    with late_copies():
+        read = to_device(pinned(WANTED), "npu") * 1
+    return read.cpu().tolist()
+
+
+def test_a_kernel_that_runs_before_a_copy_does_not_see_it(numerics, monkeypatch):
+    assert copied_and_read(monkeypatch, trusted=True) != WANTED
+
+
+def test_the_host_waits_for_a_copy_whose_order_is_not_trusted(numerics, monkeypatch):
+    assert copied_and_read(monkeypatch, trusted=False) == WANTED
+
+
+def test_it_waits_for_the_copy_and_for_nothing_that_runs(numerics, monkeypatch):
+    monkeypatch.delenv(TRUST_COPY_ORDER.name, raising=False)
+    running = on_device(WANTED) * 2
+    pending, source = num_pending(), pinned(WANTED)
+    with counted() as counts:
+        device = to_device(source, "npu")
+    assert counts.without_mallocs == {"async_h2d": 1, "event_syncs": 1}
+    assert num_pending() == pending > 0
+    assert (device + running).cpu().tolist() == [3 * value for value in WANTED]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_memory_of_a_copy_is_not_written_again_before_it_was_read(kept, numerics, monkeypatch):
+    monkeypatch.delenv(TRUST_COPY_ORDER.name, raising=False)
+    if not kept:
+        monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    first = to_device(pinned(WANTED), "npu")
+    read = first * 1
+    del first
+    to_device(pinned([0.0] * 4), "npu")
+    assert (read.cpu().tolist() == WANTED) == kept
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_what_the_scheduler_writes_waits_for_the_last_forward_s_reads(barrier, numerics):
+    """SGLang's barrier, with a stream of the scheduler that runs as early as it may."""
+    from sglang.srt.managers.scheduler import Scheduler
+
+    shared, forward_stream, schedule_stream = on_device(WANTED), *(torch.npu.Stream() for _ in "fs")
+    runtime.npu_emulation_run_ahead(schedule_stream.npu_stream)
+    runner = SimpleNamespace(shared_read_done_event=None)
+    scheduler = SimpleNamespace(
+        _war_barrier_enabled=barrier,
+        model_worker=SimpleNamespace(last_shared_read_runner=runner),
+        schedule_stream=schedule_stream,
+        forward_stream=forward_stream,
+    )
+    with torch.npu.stream(forward_stream):
+        read = shared * 1
+    Scheduler._apply_war_barrier(scheduler)
+    with torch.npu.stream(schedule_stream):
+        shared.mul_(10)
+    forward_stream.synchronize()
+    assert (read.cpu().tolist() == WANTED) == barrier

@@ -46,6 +46,21 @@ def test_lengths_copied_from_memory_that_is_written_again_make_a_request_wrong(d
     assert any(judgement.wrong for judgement in judged), judged
 
 
+@pytest.mark.slow
+def test_lengths_that_are_read_before_their_copy_make_a_request_wrong(deepseek, oracle):
+    _, report = run(deepseek, "trusted_copies_of_lengths", ENDING_A_PAGE, max_new_tokens=20)
+    if report is not None:  # else they were no lengths at all
+        judged = [oracle.greedy(*pair) for pair in zip(ENDING_A_PAGE, report.tokens, strict=True)]
+        assert any(judgement.wrong for judgement in judged), judged
+
+
+@pytest.mark.slow
+def test_lengths_that_land_late_are_waited_for(deepseek, oracle):
+    process, report = run(deepseek, "late_copies_of_lengths", ENDING_A_PAGE, max_new_tokens=20)
+    assert report is not None, process.stderr[-3000:]
+    oracle.check_greedy(ENDING_A_PAGE, report.tokens)
+
+
 @pytest.mark.parametrize(
     ("mistake", "reason"),
     [

@@ -24,6 +24,7 @@ from sglang_ascend.plugin.mtp.disaggregation import (
     unserved_transfers,
 )
 from sglang_ascend.plugin.mtp.ranks import refuse_uneven_heads
+from sglang_ascend.plugin.npu.order import enable_write_after_read_barrier
 from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
 
@@ -148,6 +149,7 @@ def validate_server_args(server_args: Any) -> None:
     server_args.speculative_adaptive = False
     if device_profile().keeps_ascend_path:
         _refuse_sparse_attention(server_args)
+        enable_write_after_read_barrier()
     if device_profile().emulates:
         refuse_missing_engine(server_args)
 

@@ -13,6 +13,7 @@ from sglang.srt.mem_cache.allocation_sizing import (
     page_aligned_decode_alloc_lens,
 )
 
+from sglang_ascend.plugin.npu.order import to_device
 from sglang_ascend.speculative.config import NAME
 
 
@@ -38,7 +39,7 @@ def reserve_slots(original: Callable[[ScheduleBatch], None], batch: ScheduleBatc
     if num_needed_tokens == 0:
         return
     host = torch.tensor([current_lens, next_lens], dtype=torch.int32, pin_memory=True)
-    device = host.to(batch.device, non_blocking=True)
+    device = to_device(host, batch.device)
     alloc_for_spec_decode(
         batch.tree_cache,
         batch.req_to_token_pool,

@@ -11,6 +11,7 @@ from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_ascend.ops import sampling
 from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.npu.order import to_device
 from sglang_ascend.sampling import noise
 
 _SEEDS = 2**62
@@ -41,7 +42,7 @@ def _seeds_of(batch: ScheduleBatch) -> torch.Tensor | None:
     device = torch.device(batch.sampling_info.device)
     # A copy to a device from memory that is not pinned stops the host.
     host = torch.tensor(seeds, dtype=torch.int64, pin_memory=device.type != "cpu")
-    return host.to(device, non_blocking=True)
+    return to_device(host, device)
 
 
 class SeededSampler(Sampler):

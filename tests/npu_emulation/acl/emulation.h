@@ -61,6 +61,7 @@ struct work {
     struct graph *graph;       /* REPLAY */
     struct task_group *group;  /* UPDATE */
     struct collective collective;
+    bool late;                 /* COPY: lands at the end of the host's wait, behind what was issued later */
     struct work *next;
 };
 

@@ -45,6 +45,9 @@ void poison_target(const struct work *work) {
     if (host_reads_it || !anything_pending()) memset(work->target, POISON, work->num_bytes);
 }
 
+static bool copies_are_late;
+void npu_emulation_late_copies(bool late) { copies_are_late = late; }
+
 static bool is_known(aclrtMemcpyKind kind) { return kind <= ACL_MEMCPY_DEVICE_TO_DEVICE; }
 
 /* Waits for nothing: what is queued and unfinished, it does not see. */
@@ -70,6 +73,7 @@ aclError aclrtMemcpyAsync(void *target, size_t max_bytes, const void *source, si
     }
     struct work work = new_work(COPY);
     work.target = target, work.source = source, work.num_bytes = num_bytes, work.value = kind;
+    work.late = copies_are_late && kind == ACL_MEMCPY_HOST_TO_DEVICE;
     issue(stream_of(handle), work);
     return ACL_SUCCESS;
 }

@@ -12,6 +12,7 @@ static struct stream *all_streams = &default_stream;
 static pthread_mutex_t queues = PTHREAD_MUTEX_INITIALIZER;
 static pthread_mutex_t device; /* held while work executes; always taken before `queues` */
 static long num_pending;
+static struct work *late_copies; /* whose turn has come; with the device's lock held */
 
 __attribute__((constructor)) static void make_device_lock(void) {
     pthread_mutexattr_t attributes;
@@ -71,6 +72,22 @@ void execute(struct work *work) {
     }
 }
 
+static void keep_for_later(struct work *copy) {
+    struct work **place = &late_copies;
+    while (*place) place = &(*place)->next;
+    copy->next = NULL;
+    *place = copy;
+}
+
+static void land_copies(void) {
+    while (late_copies) {
+        struct work *copy = late_copies;
+        late_copies = copy->next;
+        copy_now(copy);
+        free(copy);
+    }
+}
+
 void run_stream(struct stream *stream, uint64_t position) {
     while (stream->executed < position) {
         lock_queues();
@@ -79,8 +96,12 @@ void run_stream(struct stream *stream, uint64_t position) {
         stream->head = work->next;
         if (!stream->head) stream->tail = NULL;
         unlock_queues();
-        execute(work);
-        free(work);
+        if (work->late) {
+            keep_for_later(work);
+        } else {
+            execute(work);
+            free(work);
+        }
         __atomic_add_fetch(&stream->executed, 1, __ATOMIC_ACQ_REL);
         __atomic_sub_fetch(&num_pending, 1, __ATOMIC_ACQ_REL);
     }
@@ -139,6 +160,7 @@ void wait_until(struct stream *stream, uint64_t position) {
     if (__atomic_load_n(&stream->executed, __ATOMIC_ACQUIRE) >= position) return;
     void *thread = start_waiting();
     run_stream(stream, position);
+    land_copies();
     stop_waiting(thread);
 }
 
@@ -146,6 +168,7 @@ void wait_for_device(void) {
     if (!anything_pending()) return;
     void *thread = start_waiting();
     for (struct stream *stream = all_streams; stream; stream = stream->next) run_stream(stream, stream->issued);
+    land_copies();
     stop_waiting(thread);
 }
 
@@ -166,6 +189,9 @@ aclError aclrtCreateStreamWithConfig(aclrtStream *handle, uint32_t priority, uin
     return ACL_SUCCESS;
 }
 aclError aclrtCreateStream(aclrtStream *handle) { return aclrtCreateStreamWithConfig(handle, 0, 0); }
+
+/* Its work runs as soon as it is issued: early where the others' runs late. */
+void npu_emulation_run_ahead(aclrtStream handle) { stream_of(handle)->runs_ahead = true; }
 
 /* Every stream that joined the capture goes back to its own queue. */
 void leave_capture(struct graph *graph) {
