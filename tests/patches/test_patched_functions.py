@@ -218,3 +218,20 @@ def test_0014_copies_slot_numbers_only_where_they_are_on_a_device(patched, devic
         assert message["pages"].tolist() == [8, 9, 10] and "indices_event" not in message
     else:
         assert message["pages"] is on_host and message["indices_event"] is event
+
+
+def test_0031_copies_rows_by_where_they_are(patched):
+    called: list[Any] = []
+    function = patched(
+        "0031",
+        "memcpy",
+        memcpy_cpu=lambda *arguments: called.append(("cpu", arguments)),
+        memcpy_triton=lambda *arguments: called.append(("triton", arguments)),
+    )
+    rows = [SimpleNamespace(is_cpu=is_cpu) for is_cpu in (True, False)]
+    for dst in rows:
+        function(dst, "src", 0, 1, 2, False)
+    assert called == [
+        (where, (dst, "src", 0, 1, 2, False))
+        for where, dst in zip(("cpu", "triton"), rows, strict=True)
+    ]

@@ -157,6 +157,12 @@ def test_what_lets_a_rank_choose_its_forwards_is_refused(nano_deepseek, monkeypa
     assert_one_sentence(str(refusal.value), f"(or --enable-dp-attention) with {name}")
 
 
+def test_ranks_that_share_the_heads_of_a_request_are_refused(nano_deepseek):
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(nano_deepseek, "--speculative-algorithm MTP --tp-size 6 --attn-dp-size 2")
+    assert_one_sentence(str(refusal.value), "--enable-dp-attention) with a larger --tp-size")
+
+
 def test_other_models_are_refused(tiny_mimo, nano_deepseek):
     with pytest.raises(StartupRefused) as refusal:
         resolve(tiny_mimo, DP_ATTENTION)

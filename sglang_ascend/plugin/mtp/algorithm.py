@@ -225,6 +225,7 @@ def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
         "--enable-two-batch-overlap": server_args.enable_two_batch_overlap,
     }
     other_groups = {
+        "a larger --tp-size": server_args.tp_size > server_args.attn_dp_size,
         "--attn-cp-size above 1": server_args.attn_cp_size > 1,
         "--dp-size above 1": server_args.dp_size > 1,
         "--ep-size above 1": server_args.ep_size > 1,
