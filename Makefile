@@ -45,7 +45,7 @@ test-npu-emulated: ## Run the tests of the real torch_npu on an emulated NPU, in
 .PHONY: test-triton-ascend
 test-triton-ascend: ## Lower the Triton kernels as Ascend's compiler does, without CANN, and run them on the CPU
 	@scripts/triton-ascend-env.sh $(TRITON_ASCEND_VENV)
-	@TRITON_ASCEND_TESTS=1 PYTHONPATH=. $(TRITON_ASCEND_VENV)/bin/python -m pytest tests/triton_ascend $(ARGS)
+	@TRITON_ASCEND_TESTS=1 PYTHONPATH=. $(TRITON_ASCEND_VENV)/bin/python -m pytest tests/triton_ascend -m "not slow" $(ARGS)
 
 .PHONY: bench
 bench: venv ## Measure output tokens/s with and without MTP

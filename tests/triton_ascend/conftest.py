@@ -4,6 +4,7 @@ import os
 
 ON_CPU = ["test_kernels_on_cpu.py", "test_linalg_on_cpu.py"]
 LOWERED = ["test_controls.py", "test_hivm_report.py", "test_kernels_reach_hivmc.py"]
+LOWERED += ["test_served_shapes.py"]
 
 if not os.environ.get("TRITON_ASCEND_TESTS"):
     collect_ignore = LOWERED + ON_CPU

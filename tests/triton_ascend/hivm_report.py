@@ -144,6 +144,12 @@ def used_bits(module: str) -> dict[str, int]:
     return dict(used)
 
 
+def takes_lock(module: str) -> bool:
+    """Whether cores lock each other out: the launcher then copies synchronously, which no capture
+    of a graph allows."""
+    return "call @sync_block_lock" in module
+
+
 def report_of(module: str) -> Report:
     kinds = [kind_of(line) for _, _, lines in functions_of(module) for line in lines]
     loops = [loop for loop in innermost_loops(module) if loop.touches_elements]

@@ -4,7 +4,7 @@ What this shows and what not: docs/triton-ascend.md. No NPU code is made.
 """
 
 import pytest
-from hivm_report import report_of
+from hivm_report import report_of, takes_lock
 from kernel_list import Kernel, listed_kernels
 from lowering import lower
 from targets import TARGETS, Target
@@ -28,4 +28,5 @@ def test_a_kernel_reaches_the_code_generator_within_its_budget(
     budget = kernel.scalar_loops.get(target.name, 0), kernel.row_loops.get(target.name, 0)
     described = [f"line {loop.line} of @{loop.function}" for loop in report.scalar_loops]
     assert loops == budget, f"scalar loops at {described}; the last HIVM is {tmp_path}"
+    assert not takes_lock(lowered.hivm)
     assert lowered.retried == (), "it fits only with less buffering"
