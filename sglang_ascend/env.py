@@ -70,11 +70,29 @@ def up_to(largest: int) -> Callable[[str], int]:
     return parse
 
 
+def probability(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise ValueError("a probability between 0 and 1")
+    return value
+
+
 CACHE = Variable(
     "SGLANG_ASCEND_CACHE",
     path,
     "~/.cache/sglang-ascend",
     "Folder in which ready checkpoints are built and kept.",
+)
+
+DRAFT_P_MIN = Variable(
+    "SGLANG_ASCEND_DRAFT_P_MIN",
+    probability,
+    "0",
+    "A step drafts no further where the MTP layer gives all that it has drafted a smaller "
+    "probability to be kept; 0: as many as --speculative-num-steps says.",
 )
 
 LOOKUP_DRAFTS = Variable(
@@ -132,6 +150,7 @@ SERVES_MTP = Variable(
 
 VARIABLES: tuple[Variable, ...] = (
     CACHE,
+    DRAFT_P_MIN,
     LOOKUP_DRAFTS,
     LOSSY_ACCEPTANCE,
     TRACE,

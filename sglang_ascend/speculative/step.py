@@ -11,6 +11,7 @@ import torch
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import chain
+from sglang_ascend.speculative.lengths import of_rows
 from sglang_ascend.speculative.skipped import SkippedRows, slots_of_pages
 
 
@@ -195,11 +196,14 @@ class StepConstants:
 class LaunchedPhases:
     """``Phases`` whose forwards are launched one by one; what a graph captures is one of these.
 
-    ``constants`` are those of the K drafts that are verified. As many are drafted, or only
-    ``num_drafts``; ``skipped`` takes the rows behind which none is, and gives them back.
+    ``constants`` are those of the K drafts that are verified. As many are drafted, or as many as
+    ``num_drafts``, by ``drafting``; ``skipped`` takes the rows behind which none is, and gives them
+    back.
 
     ``propose(logits, positions)`` turns one row of MTP logits per request into draft tokens, int64
     [batch] of the target's vocabulary, which follow the token at ``positions`` - 1.
+
+    ``is_unlikely``, told each draft's logits, may end the chains earlier.
     """
 
     def __init__(
@@ -209,27 +213,29 @@ class LaunchedPhases:
         constants: StepConstants,
         num_drafts: int | None = None,
         skipped: SkippedRows | None = None,
+        is_unlikely: Callable[[torch.Tensor], bool] | None = None,
+        drafting: StepConstants | None = None,
     ) -> None:
         self.forwards, self.propose, self.constants = forwards, propose, constants
+        self.is_unlikely, self.drafting = is_unlikely, drafting or constants
         self.num_drafts = constants.num_steps if num_drafts is None else num_drafts
         self.skipped = skipped
 
     def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
         self.candidates, self.requests = candidates, requests
-        self.inputs = inputs = chain.prepare_step(
+        inputs = chain.prepare_step(
             requests.seq_lens,
             requests.req_pool_indices,
             requests.req_to_token,
-            self.constants.window,
+            self.drafting.window,
             requests.max_kv_len,
             requests.page_size,
         )
-        metadata = StepMetadata(
-            inputs.block_table,
-            inputs.kv_lens,
-            page_size=inputs.page_size,
-            query_len=candidates.shape[1],
-        )
+        width = candidates.shape[1]
+        if width <= self.drafting.num_steps:
+            inputs = of_rows(inputs, width)
+        self.inputs = inputs
+        metadata = StepMetadata(inputs.block_table, inputs.kv_lens, inputs.page_size, width)
         self.rows = Rows(inputs.positions, inputs.row_slots, metadata)
         return inputs.positions
 
@@ -260,9 +266,11 @@ class LaunchedPhases:
             new_seq_lens,
             accept_lens,
             self.inputs.slots,
-            self.constants.draft_decode[: self.num_drafts],
+            self.drafting.draft_decode[: self.num_drafts],
         )
         for j in range(self.num_drafts - 1):
+            if self.is_unlikely is not None and self.is_unlikely(logits):
+                break
             metadata = replace(self.rows.metadata, kv_lens=ahead.kv_lens[j], query_len=1)
             rows = Rows(ahead.positions[j], ahead.slots[j], metadata)
             logits, hidden = self.forwards.mtp(rows, next_candidates[-1], hidden)
@@ -290,11 +298,3 @@ def run_single_rows(
     metadata = StepMetadata(slots[:, None], torch.ones_like(slots), page_size=1, query_len=1)
     # Of the head one row is asked, and not used.
     forwards.mtp(Rows(positions, slots, metadata), tokens, hidden, slots.new_zeros(1))
-
-
-def lengthened(candidates: torch.Tensor, width: int) -> torch.Tensor:
-    """int64 [batch, width]: the last draft repeated; verification drops what is wrong of that."""
-    missing = width - candidates.shape[1]
-    if missing == 0:
-        return candidates
-    return torch.cat([candidates, candidates[:, -1:].expand(-1, missing)], dim=1)

@@ -248,9 +248,35 @@ def test_a_number_of_lookups_that_is_none_is_refused(tiny_mimo, monkeypatch, val
     assert_one_sentence(str(refusal.value), "a number between 0 and 15")
 
 
+@pytest.mark.parametrize(
+    ("flag", "variable", "named"),
+    [
+        ("--disaggregation-mode decode", {}, "--disaggregation-mode"),
+        ("--speculative-adaptive", {}, "--speculative-adaptive"),
+        ("", {"SGLANG_ASCEND_LOSSY_ACCEPTANCE": "threshold:0.3"}, "SGLANG_ASCEND_LOSSY_ACCEPTANCE"),
+    ],
+)
+def test_what_ended_chains_cannot_serve_is_refused(tiny_mimo, monkeypatch, flag, variable, named):
+    for name, value in {"SGLANG_ASCEND_DRAFT_P_MIN": "0.25", **variable}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, f"--speculative-algorithm MTP {flag}")
+    assert_one_sentence(str(refusal.value), f"SGLANG_ASCEND_DRAFT_P_MIN with {named}")
+
+
+@pytest.mark.parametrize("value", ["much", "1.5", "-0.1", "nan", ""])
+def test_a_least_probability_that_is_none_is_refused(tiny_mimo, monkeypatch, value):
+    monkeypatch.setenv("SGLANG_ASCEND_DRAFT_P_MIN", value)
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, "--speculative-algorithm MTP")
+    assert_one_sentence(str(refusal.value), "a probability between 0 and 1")
+
+
 @pytest.fixture
 def on_npu(monkeypatch):
-    monkeypatch.setattr("sglang_ascend.plugin.mtp.algorithm.device_profile", lambda: NPU)
+    for module in ("algorithm", "adaptive.refusals"):
+        name = f"sglang_ascend.plugin.mtp.{module}.device_profile"
+        monkeypatch.setattr(name, lambda: NPU)
 
 
 @pytest.mark.usefixtures("on_npu")

@@ -36,7 +36,7 @@ def prefilled(num_steps: int, filled: bool = True) -> list[SimpleNamespace]:
     from sglang.srt.speculative.eagle_info import EagleDraftInput
 
     from sglang_ascend.plugin.mtp.disaggregation import fill_transfer
-    from sglang_ascend.speculative.step import lengthened
+    from sglang_ascend.speculative.lengths import lengthened
 
     chain = lengthened(torch.stack([BONUS, DRAFTS], dim=1), num_steps + 1)
     draft_input = EagleDraftInput(topk_p=torch.ones(3, 1), topk_index=chain, bonus_tokens=BONUS)

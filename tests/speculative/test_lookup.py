@@ -25,6 +25,7 @@ from toy_models import (
     states_of,
 )
 
+from sglang_ascend.speculative.lengths import lengthened
 from sglang_ascend.speculative.lookup.choice import prior_cost
 from sglang_ascend.speculative.lookup.drafts import MAX_MATCH, MIN_MATCH, LookupDrafts
 from sglang_ascend.speculative.lookup.phases import LookupPhases
@@ -32,7 +33,6 @@ from sglang_ascend.speculative.skipped import SkippedRows
 from sglang_ascend.speculative.step import (
     LaunchedPhases,
     StepConstants,
-    lengthened,
     speculative_step,
 )
 

@@ -17,6 +17,12 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.hooks.registration import apply_hooks
 from sglang_ascend.plugin.mtp import lossy_acceptance
+from sglang_ascend.plugin.mtp.adaptive.refusals import (
+    asks_adaptive,
+    ends_chains,
+    most_looked_up,
+    unsupported_with_chains,
+)
 from sglang_ascend.plugin.mtp.chain_relay import ChainRelay
 from sglang_ascend.plugin.mtp.disaggregation import (
     received_draft_input,
@@ -92,14 +98,14 @@ class MTPAlgorithm(CustomSpecAlgo):
         server_args.speculative_eagle_topk = 1
         # Rows of the longest verification: those of a chain that was looked up, if they are more.
         server_args.speculative_num_draft_tokens = max(
-            config.num_draft_tokens, _most_looked_up() + 1
+            config.num_draft_tokens, most_looked_up() + 1
         )
         if server_args.speculative_draft_model_path is None:
             server_args.speculative_draft_model_path = server_args.model_path
             server_args.speculative_draft_model_revision = server_args.revision
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
-        server_args.speculative_adaptive = _asks_adaptive(server_args)
+        server_args.speculative_adaptive = asks_adaptive(server_args)
 
 
 def register_mtp() -> None:
@@ -128,10 +134,7 @@ def validate_server_args(server_args: Any) -> None:
     _resolve(server_args)
     lossy_acceptance.refuse_bad_policy(server_args)
     unsupported = _unsupported_flags(server_args)
-    if _asks_adaptive(server_args):
-        unsupported |= _unsupported_with_adaptive(server_args)
-    if _most_looked_up():
-        unsupported |= _unsupported_with_lookup(server_args)
+    unsupported |= unsupported_with_chains(server_args)
     # SGLang has already turned --enable-dp-attention into the size.
     if server_args.attn_dp_size > 1:
         unsupported |= _unsupported_with_dp_attention(server_args)
@@ -152,18 +155,6 @@ def validate_server_args(server_args: Any) -> None:
         enable_write_after_read_barrier()
     if device_profile().emulates:
         refuse_missing_engine(server_args)
-
-
-def _asks_adaptive(server_args: Any) -> bool:
-    given = getattr(server_args, "_raw_input", None) or {}
-    return bool(given.get("speculative_adaptive", server_args.speculative_adaptive))
-
-
-def _most_looked_up() -> int:
-    try:
-        return env.LOOKUP_DRAFTS.get()
-    except env.EnvironmentVariableError as error:
-        raise StartupRefused(str(error)) from None
 
 
 def _resolve(server_args: Any) -> MTPConfig:
@@ -199,23 +190,13 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
     }
 
 
-def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
-    return _unsupported_where_the_layer_is_skipped("--speculative-adaptive", server_args) | {
-        "--speculative-adaptive-config": server_args.speculative_adaptive_config is not None,
-    }
-
-
-def _unsupported_with_lookup(server_args: Any) -> dict[str, bool]:
-    variable = env.LOOKUP_DRAFTS.name
-    return _unsupported_where_the_layer_is_skipped(variable, server_args)
-
-
 def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
     flag = "--attn-dp-size above 1 (or --enable-dp-attention)"
     (architecture,) = model_config_of(server_args).hf_config.architectures or ("no model",)
     own_forwards = {
-        "--speculative-adaptive": _asks_adaptive(server_args),
-        env.LOOKUP_DRAFTS.name: bool(_most_looked_up()),
+        "--speculative-adaptive": asks_adaptive(server_args),
+        env.LOOKUP_DRAFTS.name: bool(most_looked_up()),
+        env.DRAFT_P_MIN.name: ends_chains(),
         "--speculative-use-rejection-sampling": server_args.speculative_use_rejection_sampling,
         env.LOSSY_ACCEPTANCE.name: lossy_acceptance.policy() is not None,
     }
@@ -243,20 +224,6 @@ def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
 
 def _named(given: dict[str, Any], flag: str, why: str) -> dict[str, bool]:
     return {f"{flag} with {other}, {why}": bool(is_given) for other, is_given in given.items()}
-
-
-def _unsupported_where_the_layer_is_skipped(flag: str, server_args: Any) -> dict[str, bool]:
-    """What ``flag`` is not served with, for there are steps that leave the MTP layer out."""
-    profile = device_profile()
-    return {
-        # A captured step always runs the layer and has one length of chains; SGLang's own worker
-        # knows no other.
-        f"{flag} on this device": not profile.runs_step or profile.captures_step,
-        # Slots of the cache are filled that no prefill of this server has written.
-        f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
-        f"{flag} with --enable-hierarchical-cache": bool(server_args.enable_hierarchical_cache),
-        f"{flag} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
-    }
 
 
 def _unsupported_by_step(server_args: Any) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_ascend.plugin.errors import StartupRefused
-from sglang_ascend.speculative.step import lengthened
+from sglang_ascend.speculative.lengths import lengthened
 
 # The second forces the first off RDMA.
 TRANSFERS = ("mooncake", "mooncake_tcp")

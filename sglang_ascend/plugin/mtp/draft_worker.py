@@ -26,8 +26,8 @@ from sglang_ascend.plugin.requests.weight_updates import (
     share_embedding_and_head,
     share_quantized_head,
 )
+from sglang_ascend.speculative.lengths import lengthened
 from sglang_ascend.speculative.skipped import SkippedRows
-from sglang_ascend.speculative.step import lengthened
 from sglang_ascend.speculative.vocabulary.file import DraftVocabulary, read_vocabulary
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ from sglang.srt.speculative.spec_utils import get_plan_stream
 
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp import forwards, lossy_acceptance
-from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, make_skipped
-from sglang_ascend.plugin.mtp.adaptive.steps import AdaptiveSteps, make_adaptive
+from sglang_ascend.plugin.mtp.adaptive.chains import Chains, make_chains
 from sglang_ascend.plugin.mtp.batch_sampling import BatchSampling, SamplingParts
 from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
 from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
@@ -33,22 +32,17 @@ from sglang_ascend.plugin.observability.step import (
     make_timeline,
     make_watchdog,
 )
-from sglang_ascend.plugin.requests.lookups import RequestLookups, make_lookups
 from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
 from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps, warm_up
 from sglang_ascend.speculative.drawn import DrawnDrafts
-from sglang_ascend.speculative.lookup.choice import prior_cost
-from sglang_ascend.speculative.lookup.phases import LookupPhases
 from sglang_ascend.speculative.padded import PaddedPhases
-from sglang_ascend.speculative.skipped import SkippedRows
 from sglang_ascend.speculative.step import (
     LaunchedPhases,
     Phases,
     StepConstants,
     StepResult,
-    lengthened,
     speculative_step,
 )
 
@@ -71,9 +65,7 @@ class MTPWorker(EAGLEWorkerV2):
         self.acceptance_watchdog = make_watchdog(self.speculative_num_steps)
         self.acceptance_counts = make_acceptance_counts(self.speculative_num_steps)
         self.step_timeline = make_timeline()
-        self.adaptive: AdaptiveSteps | None = None
-        self.lookups: RequestLookups | None = None
-        self.skipped: SkippedRows | None = None
+        self.chains: Chains | None = None
 
     def _init_as_eagle(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
@@ -115,10 +107,8 @@ class MTPWorker(EAGLEWorkerV2):
         if not is_relayed:
             batch.spec_info.drawn_from = partial(self.drawn.of, batch.req_pool_indices)
         verified = drafted = self.speculative_num_steps
-        looked_up = [] if self.lookups is None else self.lookups.begin(batch)
-        if self.adaptive is not None:
-            verified, drafted = self.adaptive.begin(batch, looked_up)
-        verified = max([verified, *looked_up])
+        if self.chains is not None:
+            verified, drafted = self.chains.begin(batch)
         sampling = BatchSampling(self.sampling_parts, batch, verified + 1, grammar_barrier)
         phases = self._phases(batch, sampling, verified, drafted)
         timeline = self.step_timeline
@@ -154,22 +144,19 @@ class MTPWorker(EAGLEWorkerV2):
             sampling.propose,
             self.step_constants[verified],
             drafted,
-            self.skipped,
+            drafting=self.step_constants[max(verified, drafted)],
         )
         if batch_size > len(batch.reqs):
             return PaddedPhases(launched, batch_size)
-        if self.lookups is None:
+        if self.chains is None:
             return launched
-        cost = prior_cost(batch_size) if self.adaptive is None else self.adaptive.cost
-        return LookupPhases(launched, self.lookups.drafts, cost, sampling.next_draft_probs)
+        return self.chains.phases(launched, batch_size, sampling.next_draft_probs)
 
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
-        self.lookups = make_lookups(self.speculative_num_steps, self.target_worker)
-        if get_spec().speculative_adaptive or self.lookups is not None:
-            self.skipped = make_skipped(self.target_worker)
-        if get_spec().speculative_adaptive:
-            self.adaptive = make_adaptive(self.speculative_num_steps, self.skipped, self.lookups)
+        self.chains = make_chains(
+            self.speculative_num_steps, self.speculative_num_draft_tokens, self.target_worker
+        )
         if device_profile().captures_step:
             target = self.target_worker.model_runner
             constants = self.step_constants[self.speculative_num_steps]
@@ -186,12 +173,8 @@ class MTPWorker(EAGLEWorkerV2):
             self.sampling_parts.penalties.prefill(batch)
         if self.sampling_parts.relaxed is not None:
             self.sampling_parts.relaxed.prefill(batch)
-        if self.adaptive is not None:
-            self.draft_worker.skipped = self.adaptive.prefill(batch, self.models)
-        elif self.skipped is not None:
-            before_prefill(self.skipped, batch, self.models)
-        if self.lookups is not None:
-            self.lookups.before_prefill(batch, int(self.draft_worker.skipped is None))
+        if self.chains is not None:
+            self.draft_worker.skipped = self.chains.before_prefill(batch, self.models)
         if self.sampling_parts.lists is not None:
             self.sampling_parts.lists.before_prefill(batch)
         return self._forward_prefill_batch(batch, *args)
@@ -201,10 +184,8 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> None:
         """The scheduler has the accepted drafts of a step on the host."""
         accepted, num_drafts = num_correct_drafts_per_req, self.speculative_num_steps
-        if self.adaptive is not None:
-            num_drafts = self.adaptive.settle(accepted)
-        if self.lookups is not None:
-            accepted = self.lookups.settle(accepted)
+        if self.chains is not None:
+            accepted, num_drafts = self.chains.settle(accepted)
         if self.acceptance_watchdog is not None and num_drafts > 0:
             self.acceptance_watchdog.record(accepted, num_drafts)
         if self.acceptance_counts is not None:
@@ -269,7 +250,9 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         logits_output = LogitsProcessorOutput(next_token_logits=result.logits)
         tokens, drawn_from = result.sampled.view(-1), sampling.next_draft_probs
-        candidates = lengthened(result.candidates, self.speculative_num_draft_tokens)
+        candidates = result.candidates
+        if self.chains is not None:
+            candidates = self.chains.end(candidates)
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits_output, tokens, chain_stride=sampling.width)
         return GenerationBatchResult(

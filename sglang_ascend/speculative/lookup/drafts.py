@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from sglang_ascend.ops import chain
+from sglang_ascend.speculative.lengths import lengthened
 from sglang_ascend.speculative.lookup.choice import Choice, Cost, choose_chains
-from sglang_ascend.speculative.step import lengthened
 
 # Equal tokens that a lookup is found by.
 MIN_MATCH, MAX_MATCH = 2, 5
@@ -151,8 +151,12 @@ class LookupDrafts:
         choice = choose_chains(kept.cumsum(dim=1), kept_of_mtp, num_mtp_drafts, cost)
         self.kept = choice.kept
         self.is_lookup[rows] = choice.is_chosen
-        self.lengths[rows] = torch.where(choice.is_chosen, choice.num_drafts, num_mtp_drafts)
+        self.lengths[rows] = choice.num_drafts
         return Proposal(drafts, choice)
+
+    def were_drafted(self, rows: torch.Tensor, num_drafts: int) -> None:
+        """By the MTP layer, of those that are not looked up, which may be fewer than it could."""
+        self.lengths[rows] = torch.where(self.is_lookup[rows], self.lengths[rows], num_drafts)
 
     def _rates(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         right, judged = self._counts[rows, places].unbind(-1)

@@ -46,6 +46,7 @@ class LookupPhases:
         if bool(found.is_chosen.all()):
             self.phases.num_drafts = 0
         drafted = self.phases.draft(sampled, accept_lens, new_seq_lens)
+        self.drafts.were_drafted(self._rows, drafted.shape[1] - 1)
         for probs in self.drawn_from:
             # What is verified in their place was drawn from nothing.
             probs[found.is_chosen] = 0.0

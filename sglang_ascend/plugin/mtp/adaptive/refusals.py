@@ -1,0 +1,75 @@
+"""What is not served where the chains of a server's steps differ in length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_ascend import env
+from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.plugin.mtp import lossy_acceptance
+
+
+def unsupported_with_chains(server_args: Any) -> dict[str, bool]:
+    """What is refused beside the ways that were asked for, and whether it was given."""
+    unsupported: dict[str, bool] = {}
+    if asks_adaptive(server_args):
+        unsupported |= _unsupported_with_adaptive(server_args)
+    if most_looked_up():
+        unsupported |= _unsupported_where_the_layer_is_skipped(env.LOOKUP_DRAFTS.name, server_args)
+    if ends_chains():
+        unsupported |= _unsupported_with_ends(server_args)
+    return unsupported
+
+
+def asks_adaptive(server_args: Any) -> bool:
+    given = getattr(server_args, "_raw_input", None) or {}
+    return bool(given.get("speculative_adaptive", server_args.speculative_adaptive))
+
+
+def most_looked_up() -> int:
+    try:
+        return env.LOOKUP_DRAFTS.get()
+    except env.EnvironmentVariableError as error:
+        raise StartupRefused(str(error)) from None
+
+
+def ends_chains() -> bool:
+    try:
+        return env.DRAFT_P_MIN.get() > 0
+    except env.EnvironmentVariableError as error:
+        raise StartupRefused(str(error)) from None
+
+
+def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
+    return _unsupported_where_the_layer_is_skipped("--speculative-adaptive", server_args) | {
+        "--speculative-adaptive-config": server_args.speculative_adaptive_config is not None,
+    }
+
+
+def _unsupported_with_ends(server_args: Any) -> dict[str, bool]:
+    variable = env.DRAFT_P_MIN.name
+    return _unsupported_with_lengths(variable, server_args) | {
+        # It measures what K drafts cost and keep, and chooses K.
+        f"{variable} with --speculative-adaptive": asks_adaptive(server_args),
+    }
+
+
+def _unsupported_where_the_layer_is_skipped(flag: str, server_args: Any) -> dict[str, bool]:
+    """What ``flag`` is not served with, for there are steps that leave the MTP layer out."""
+    return _unsupported_with_lengths(flag, server_args) | {
+        # Slots of the cache are filled that no prefill of this server has written.
+        f"{flag} with --enable-hierarchical-cache": bool(server_args.enable_hierarchical_cache),
+    }
+
+
+def _unsupported_with_lengths(flag: str, server_args: Any) -> dict[str, bool]:
+    """What ``flag`` is not served with, for steps have chains of different lengths."""
+    profile = device_profile()
+    return {
+        # A captured step has one length of chains; SGLang's own worker knows no other.
+        f"{flag} on this device": not profile.runs_step or profile.captures_step,
+        # A prompt comes without a prefill, by which the length of its chain is known.
+        f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
+        f"{flag} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
+    }
