@@ -212,7 +212,7 @@ def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
         "--ep-size above 1": server_args.ep_size > 1,
     }
     return {
-        f"{flag} on this device, where no rank idles beside another,": not device_profile().emulates,
+        f"{flag} on this device, where no rank idles beside others,": not device_profile().emulates,
         f"{flag} with {architecture}, whose layers were not seen to exchange rows,": (
             architecture not in _EXCHANGE_ROWS
         ),
