@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from launched_server import LaunchedServer, Reply, greedy
 from offline_model import ALL_ROWS, OfflineModel, largest_difference
 from quantized_checkpoints import DESCRIPTION, Write, write_decoded
@@ -97,23 +96,23 @@ def halve_a_target_linear(tensors: dict[str, Tensor], types: dict[str, str]) -> 
             tensors[name] = tensors[name][:128].clone()
 
 
-def round_inputs_of_the_mtp_layer_by_whole_rows(
+def round_inputs_of_the_mtp_layer_beside_offsets(
     tensors: dict[str, Tensor], types: dict[str, str]
 ) -> None:
     """What no operator multiplies, found when the target has its weights already."""
+    module = O_PROJ.format(4)
     for name in types:
-        if name.startswith(O_PROJ.format(4)):
-            types[name] = "WFP8AFP8_DYNAMIC"
-    weight = f"{O_PROJ.format(4)}.weight"
-    tensors[weight] = tensors[weight].to(torch.float8_e4m3fn)
+        if name.startswith(module):
+            types[name] = "W8A8_DYNAMIC"
+    tensors[f"{module}.weight_offset"].fill_(1)
 
 
 REFUSED = {
     "lacks a scale": (lose_a_scale, "weight_scale"),
     "has another shape": (halve_a_target_linear, r"o_proj has 256 outputs .* 128 in all"),
     "has no operator": (
-        round_inputs_of_the_mtp_layer_by_whole_rows,
-        "no operator multiplies fp8_e4m3",
+        round_inputs_of_the_mtp_layer_beside_offsets,
+        "no operator multiplies int8 weights .* with per_token int8 inputs",
     ),
 }
 
