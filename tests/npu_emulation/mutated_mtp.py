@@ -74,6 +74,7 @@ def lengths_of_the_first_step() -> None:
 
 def one_buffer_for_lengths() -> None:
     """The lengths of a page's request are written where the last ones may still be copied from."""
+    os.environ[TRUST_COPY_ORDER.name] = "1"  # a copy that is waited for has read it
     buffers: dict[int, torch.Tensor] = {}
 
     def tensor(lengths: list[list[int]], **kwargs: Any) -> torch.Tensor:
