@@ -71,12 +71,13 @@ def up_to(largest: int) -> Callable[[str], int]:
 
 
 def probability(text: str) -> float:
+    refusal = ValueError("a probability between 0 and 1")
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
+        raise refusal from None
     if not 0 <= value <= 1:
-        raise ValueError("a probability between 0 and 1")
+        raise refusal
     return value
 
 

@@ -214,12 +214,6 @@ def test_what_mtp_cannot_serve_is_refused_in_one_sentence_that_names_the_flag(
     assert_one_sentence(str(refusal.value), named)
 
 
-REFUSED_WITH_LOOKUP = [
-    "--enable-hierarchical-cache",
-    "--disaggregation-mode",
-]
-
-
 @pytest.mark.parametrize(
     ("flags", "rows"), [("", 9), ("--speculative-num-steps 10", 11)], ids=["default", "longer"]
 )
@@ -231,45 +225,43 @@ def test_the_longest_chain_is_the_lookup_s_where_that_is_longer(
     assert resolved(server_args, "speculative_num_draft_tokens") == rows
 
 
-@pytest.mark.parametrize("flag", REFUSED_WITH_LOOKUP)
-def test_what_lookups_cannot_serve_is_refused(tiny_mimo, monkeypatch, flag):
-    monkeypatch.setenv("SGLANG_ASCEND_LOOKUP_DRAFTS", "8")
-    value = " decode" if flag == "--disaggregation-mode" else ""
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, f"--speculative-algorithm MTP {flag}{value}")
-    assert_one_sentence(str(refusal.value), f"SGLANG_ASCEND_LOOKUP_DRAFTS with {flag}")
-
-
-@pytest.mark.parametrize("value", ["many", "16", "-1", "²", ""])
-def test_a_number_of_lookups_that_is_none_is_refused(tiny_mimo, monkeypatch, value):
-    monkeypatch.setenv("SGLANG_ASCEND_LOOKUP_DRAFTS", value)
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(str(refusal.value), "a number between 0 and 15")
+LOOKUPS = {"SGLANG_ASCEND_LOOKUP_DRAFTS": "8"}
+ENDED_CHAINS = {"SGLANG_ASCEND_DRAFT_P_MIN": "0.25"}
+LOSSY = {"SGLANG_ASCEND_LOSSY_ACCEPTANCE": "threshold:0.3"}
 
 
 @pytest.mark.parametrize(
-    ("flag", "variable", "named"),
+    ("variables", "flag", "named"),
     [
-        ("--disaggregation-mode decode", {}, "--disaggregation-mode"),
-        ("--speculative-adaptive", {}, "--speculative-adaptive"),
-        ("", {"SGLANG_ASCEND_LOSSY_ACCEPTANCE": "threshold:0.3"}, "SGLANG_ASCEND_LOSSY_ACCEPTANCE"),
+        (LOOKUPS, "--enable-hierarchical-cache", "--enable-hierarchical-cache"),
+        (LOOKUPS, "--disaggregation-mode decode", "--disaggregation-mode"),
+        (ENDED_CHAINS, "--disaggregation-mode decode", "--disaggregation-mode"),
+        (ENDED_CHAINS, "--speculative-adaptive", "--speculative-adaptive"),
+        (ENDED_CHAINS | LOSSY, "", "SGLANG_ASCEND_LOSSY_ACCEPTANCE"),
     ],
 )
-def test_what_ended_chains_cannot_serve_is_refused(tiny_mimo, monkeypatch, flag, variable, named):
-    for name, value in {"SGLANG_ASCEND_DRAFT_P_MIN": "0.25", **variable}.items():
+def test_what_a_variable_cannot_serve_is_refused(tiny_mimo, monkeypatch, variables, flag, named):
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(StartupRefused) as refusal:
         resolve(tiny_mimo, f"--speculative-algorithm MTP {flag}")
-    assert_one_sentence(str(refusal.value), f"SGLANG_ASCEND_DRAFT_P_MIN with {named}")
+    assert_one_sentence(str(refusal.value), f"{next(iter(variables))} with {named}")
 
 
-@pytest.mark.parametrize("value", ["much", "1.5", "-0.1", "nan", ""])
-def test_a_least_probability_that_is_none_is_refused(tiny_mimo, monkeypatch, value):
-    monkeypatch.setenv("SGLANG_ASCEND_DRAFT_P_MIN", value)
+NUMBER, PROBABILITY = "a number between 0 and 15", "a probability between 0 and 1"
+UNUSABLE = [
+    *(("SGLANG_ASCEND_LOOKUP_DRAFTS", value, NUMBER) for value in ("many", "16", "-1", "²", "")),
+    *(("SGLANG_ASCEND_DRAFT_P_MIN", value, PROBABILITY) for value in ("much", "1.5", "-0.1")),
+    *(("SGLANG_ASCEND_DRAFT_P_MIN", value, PROBABILITY) for value in ("nan", "")),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "meant"), UNUSABLE)
+def test_a_value_that_is_none_is_refused(tiny_mimo, monkeypatch, name, value, meant):
+    monkeypatch.setenv(name, value)
     with pytest.raises(StartupRefused) as refusal:
         resolve(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(str(refusal.value), "a probability between 0 and 1")
+    assert_one_sentence(str(refusal.value), meant)
 
 
 @pytest.fixture

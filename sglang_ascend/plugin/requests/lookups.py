@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang_ascend import env
 from sglang_ascend.plugin.observability.step import make_lookup_counts
 from sglang_ascend.plugin.requests.pool_state import PoolState
+from sglang_ascend.plugin.requests.unsettled import Unsettled
 from sglang_ascend.speculative.acceptance_counts import AcceptanceCounts
 from sglang_ascend.speculative.lookup.drafts import LookupDrafts
 
@@ -21,9 +21,8 @@ class RequestLookups(PoolState):
 
     def __init__(self, drafts: LookupDrafts, counts: AcceptanceCounts | None) -> None:
         self.drafts, self._counts = drafts, counts
-        # Of the steps whose accepted drafts the scheduler has not told yet: of each request the
-        # tokens that were looked up; 0: the MTP layer drafted.
-        self._unsettled: deque[list[int]] = deque()
+        # Of each request the tokens that were looked up; 0: the MTP layer drafted.
+        self._unsettled = Unsettled[list[int]]()
 
     def before_prefill(self, batch: ScheduleBatch, num_drafts: int) -> None:
         """So many are drafted behind the prompts."""
@@ -46,16 +45,13 @@ class RequestLookups(PoolState):
             length if is_lookup else 0
             for length, is_lookup in zip(lengths, are_lookups, strict=True)
         ]
-        self._unsettled.append(looked_up)
+        self._unsettled.append(len(looked_up), looked_up)
         return looked_up
 
     def settle(self, accepted: Sequence[int]) -> list[int]:
         """The scheduler has the accepted drafts of the oldest step -> those of the MTP layer."""
-        while self._unsettled:
-            looked_up = self._unsettled.popleft()
-            if len(looked_up) == len(accepted):
-                return self._count(accepted, looked_up)
-        return []
+        looked_up = self._unsettled.settle(len(accepted))
+        return [] if looked_up is None else self._count(accepted, looked_up)
 
     def _count(self, accepted: Sequence[int], looked_up: Sequence[int]) -> list[int]:
         pairs = list(zip(accepted, looked_up, strict=True))

@@ -26,7 +26,7 @@ from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modu
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.training.targets import llama
 from sglang_ascend.training.targets.device import CPU
-from sglang_ascend.training.targets.quantized import Opened, load_model, open_target
+from sglang_ascend.training.targets.quantized import Opened, load_model, refuse_untrainable
 
 Tensor = torch.Tensor
 
@@ -142,7 +142,7 @@ class Target:
         """
         modules = frozenset[str]()
         if self.config.quantized:
-            open_target(self.folder, self.is_llama, self.device)
+            refuse_untrainable(self.quantized, self.is_llama, self.device)
             modules = modules_of(self.tensors)
         zeros = {name for name, _ in llama.zero_biases(self.config)} if self.is_llama else set()
         for layer in target_tensors(self.family, self.config):

@@ -158,13 +158,13 @@ def load_model(model_class: Any, config: Any, checkpoint: Checkpoint) -> Any:
     return model
 
 
-def open_target(folder: Any, is_llama: bool, device: torch.device) -> Checkpoint:
-    """The quantized checkpoint in `folder`, whose MTP layer is to be trained.
+def refuse_untrainable(checkpoint: Checkpoint, is_llama: bool, device: torch.device) -> None:
+    """Of a checkpoint whose MTP layer is to be trained.
 
     Raises:
-        CheckpointError: it is refused, its layout cannot be written, or `device` is no CPU.
+        CheckpointError: its layout cannot be written, or `device` is no CPU.
     """
-    checkpoint = Checkpoint.open(folder)
+    folder = checkpoint.folder
     if not isinstance(checkpoint.layout, WRITTEN) or is_llama:
         raise CheckpointError(
             f"{shown(folder)} is quantized as {checkpoint.layout.name}, which no layer is joined "
@@ -174,4 +174,3 @@ def open_target(folder: Any, is_llama: bool, device: torch.device) -> Checkpoint
         raise CheckpointError(
             f"{shown(folder)} is quantized and computes on the CPU only here; pass --device cpu"
         )
-    return checkpoint

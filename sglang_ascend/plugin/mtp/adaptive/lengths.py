@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -10,6 +9,7 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 from sglang_ascend import env
 from sglang_ascend.plugin.mtp.ranks import decision_of_first_rank
+from sglang_ascend.plugin.requests.unsettled import Unsettled
 from sglang_ascend.speculative.lengths import UnlikelyChains
 
 
@@ -20,14 +20,13 @@ class EndedChains:
     def __init__(self, least: float, num_rows: int) -> None:
         self.is_unlikely = partial(UnlikelyChains, least, _agreed)
         self.lengths = [1] * num_rows
-        # Of the steps whose accepted drafts the scheduler has not told yet: requests and drafts.
-        self._unsettled: deque[tuple[int, int]] = deque()
+        self._unsettled = Unsettled[int]()  # the drafts that a step verifies
 
     def begin(self, batch: ScheduleBatch) -> int:
         """Drafts that this step verifies."""
         self._rows = batch.req_pool_indices.tolist()
         verified = max(self.lengths[row] for row in self._rows)
-        self._unsettled.append((len(self._rows), verified))
+        self._unsettled.append(len(self._rows), verified)
         return verified
 
     def drafted(self, num_drafts: int) -> None:
@@ -42,11 +41,7 @@ class EndedChains:
 
     def settle(self, accepted: Sequence[int]) -> int:
         """The scheduler has the accepted drafts of the oldest step -> those that it verified."""
-        while self._unsettled:
-            batch_size, verified = self._unsettled.popleft()
-            if batch_size == len(accepted):
-                return verified
-        return 0
+        return self._unsettled.settle(len(accepted)) or 0
 
 
 def make_ended_chains(num_rows: int) -> EndedChains | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from sglang_ascend import env
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.mtp import lossy_acceptance
+
+T = TypeVar("T")
 
 
 def unsupported_with_chains(server_args: Any) -> dict[str, bool]:
@@ -28,15 +30,16 @@ def asks_adaptive(server_args: Any) -> bool:
 
 
 def most_looked_up() -> int:
-    try:
-        return env.LOOKUP_DRAFTS.get()
-    except env.EnvironmentVariableError as error:
-        raise StartupRefused(str(error)) from None
+    return _given(env.LOOKUP_DRAFTS)
 
 
 def ends_chains() -> bool:
+    return _given(env.DRAFT_P_MIN) > 0
+
+
+def _given(variable: env.Variable[T]) -> T:
     try:
-        return env.DRAFT_P_MIN.get() > 0
+        return variable.get()
     except env.EnvironmentVariableError as error:
         raise StartupRefused(str(error)) from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -16,6 +15,7 @@ from sglang_ascend.plugin.mtp.forwards import StepModels
 from sglang_ascend.plugin.mtp.ranks import decision_of_first_rank
 from sglang_ascend.plugin.observability.step import make_draft_gauge
 from sglang_ascend.plugin.requests.lookups import RequestLookups
+from sglang_ascend.plugin.requests.unsettled import Unsettled
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts, LookedUp
 from sglang_ascend.speculative.lookup.choice import widths
 from sglang_ascend.speculative.skipped import SkippedRows
@@ -35,8 +35,8 @@ class _Timed:
 
 
 @dataclass(frozen=True)
-class _Unsettled:
-    """A step whose accepted drafts the scheduler has not told yet."""
+class _Drafted:
+    """What a step's accepted drafts are recorded by."""
 
     num_drafts: int
     is_drafted: list[bool]  # of each request: a step of the MTP layer drafted its whole chain
@@ -63,7 +63,7 @@ class AdaptiveSteps:
         self.behind_prompts: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
         self._on_change = on_change
         self._timed: _Timed | None = None
-        self._unsettled: deque[_Unsettled] = deque()
+        self._unsettled = Unsettled[_Drafted]()
         self._costs: dict[tuple[int, int], int] = {}  # what ``cost`` tells
 
     def begin(self, batch: ScheduleBatch, looked_up: Sequence[int] = ()) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class AdaptiveSteps:
         is_drafted = [
             drafts is None and length == 0 for drafts, length in zip(first, others, strict=True)
         ]
-        self._unsettled.append(_Unsettled(self.in_chains, is_drafted, is_sampled))
+        self._unsettled.append(len(rids), _Drafted(self.in_chains, is_drafted, is_sampled))
         verified = max(self.in_chains, drafted)
         self.in_chains = drafted
         if self.lookups is not None:
@@ -140,18 +140,15 @@ class AdaptiveSteps:
 
     def settle(self, accepted: Sequence[int]) -> int:
         """The scheduler has the accepted drafts of the oldest step -> the K that it verified."""
-        while self._unsettled:
-            step = self._unsettled.popleft()
-            if len(step.is_drafted) == len(accepted):
-                # Behind a prompt a chain repeats its one draft.
-                counted = [i for i, is_drafted in enumerate(step.is_drafted) if is_drafted]
-                self.policy.record_acceptance(
-                    [accepted[i] for i in counted],
-                    step.num_drafts,
-                    [step.is_sampled[i] for i in counted],
-                )
-                return step.num_drafts
-        return 0
+        step = self._unsettled.settle(len(accepted))
+        if step is None:
+            return 0
+        # Behind a prompt a chain repeats its one draft.
+        counted = [i for i, is_drafted in enumerate(step.is_drafted) if is_drafted]
+        self.policy.record_acceptance(
+            [accepted[i] for i in counted], step.num_drafts, [step.is_sampled[i] for i in counted]
+        )
+        return step.num_drafts
 
     def prefill(self, batch: ScheduleBatch, models: StepModels) -> SkippedRows | None:
         """Before a prefill -> what takes its rows, where the MTP layer is not to see them yet.
