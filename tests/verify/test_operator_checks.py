@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation
-from sglang_ascend.verify.operators import speed, synchronisation
+from sglang_ascend.verify.operators import over_tiles, speed, synchronisation
 from sglang_ascend.verify.operators.against_reference import (
     BoundCall,
+    calls_over_tiles,
     check_call,
     check_operators,
     distance,
@@ -155,6 +157,43 @@ def fails(*args: Any) -> torch.Tensor:
 )
 def test_a_wrong_body_is_found(another_body, name, mistake):
     assert check_call(another_body(name, mistake)).passed is False
+
+
+def in_tiles(query, latent, table, lens, *, query_rope, rope_cache, overwrites, **sizes):
+    """Latent attention in tiles of 128 keys, whose query may be gone after the first of them."""
+    page_size, query_len = sizes["page_size"], sizes["query_len"]
+    keys, output = torch.cat([latent, rope_cache], -1)[:, 0].float(), []
+    whole = torch.cat([query, query_rope], -1).float()
+    for left, pages, kv_len in zip(whole.split(query_len), table, lens.tolist(), strict=True):
+        row = torch.arange(query_len)[:, None, None]
+        total, weighted = torch.zeros(2, *left.shape[:2], 1)
+        for first in range(0, kv_len, 128):
+            seen = torch.arange(first, min(first + 128, kv_len))
+            key = keys[pages[seen // page_size] * page_size + seen % page_size]
+            weights = torch.exp(sizes["scale"] * left @ key.T) * (seen <= kv_len - query_len + row)
+            total = total + weights.sum(-1, keepdim=True)
+            weighted = weighted + weights @ key[:, : latent.shape[-1]]
+            if overwrites:  # by the left operand of the second product
+                left = torch.nn.functional.pad(weights, (0, left.shape[-1] - len(seen)))
+        output.append(weighted / total)
+    return torch.cat(output).to(query.dtype)
+
+
+def test_an_overwritten_left_operand_is_found_first(monkeypatch):
+    """The same body without the mistake passes, and with it on requests of one tile."""
+    found = [check.name for check in check_operators("cpu", quiet)[:4]]
+    assert found == [call.name for call in calls_over_tiles("cpu")]
+    op = OPS["attention.paged_mla"]
+
+    def passed(overwrites: bool) -> set[bool | None]:
+        body = partial(in_tiles, overwrites=overwrites)
+        another = Implementation("in tiles", body, frozenset({"cpu"}))
+        monkeypatch.setitem(op._bodies, "cpu", (another, op.bodies("cpu")[-1]))
+        return {check_call(call).passed for call in calls_over_tiles("cpu") if call.op is op}
+
+    assert passed(overwrites=False) == {True} and passed(overwrites=True) == {False}
+    monkeypatch.setattr(over_tiles, "KV_LENS", torch.full((24,), 128))
+    assert passed(overwrites=True) == {True}
 
 
 def test_what_a_body_raises_is_reported_in_one_line(another_body):

@@ -37,6 +37,8 @@ class OperatorCall:
     at_load: bool = False
     # (result, arguments) -> the tensors in which body and reference must agree.
     compared: Callable[[Any, tuple[Any, ...]], Any] = lambda result, args: (result, args)
+    # What the body must compute, where it is not the operator's reference.
+    oracle: Callable[..., Any] | None = None
 
 
 def arguments_of(call: OperatorCall, dtype: torch.dtype, seed: int = 0) -> Arguments:
@@ -134,28 +136,32 @@ KV_LENS = torch.tensor([4, 129, 300, 511])
 QUERY_LEN = 4
 
 
-def pages() -> torch.Tensor:
-    """int64 [requests, 4], no page twice."""
-    return torch.randperm(NUM_PAGES)[: 4 * len(KV_LENS)].view(len(KV_LENS), 4)
+def pages(num_requests: int) -> torch.Tensor:
+    """int64 [requests, 4]; no request has a page twice."""
+    return torch.stack([torch.randperm(NUM_PAGES)[:4] for _ in range(num_requests)])
 
 
-def paged_mla(dtype: torch.dtype) -> Arguments:
+def paged_mla(dtype: torch.dtype, kv_lens: torch.Tensor = KV_LENS) -> Arguments:
     """In two parts each, as SGLang's model makes the query and its pool on NPU keeps the keys."""
     query, query_rope, cache, rope_cache = (
         torch.randn(num_rows, num_heads, width).to(dtype)
-        for num_rows, num_heads in ((len(KV_LENS) * QUERY_LEN, 16), (NUM_PAGES * PAGE_SIZE, 1))
+        for num_rows, num_heads in ((len(kv_lens) * QUERY_LEN, 16), (NUM_PAGES * PAGE_SIZE, 1))
         for width in (512, 64)
     )
     sizes = {"query_len": QUERY_LEN, "page_size": PAGE_SIZE, "kv_lora_rank": 512}
     parts = {"query_rope": query_rope, "rope_cache": rope_cache}
-    return (query, cache, pages(), KV_LENS.clone()), {**sizes, **parts, "scale": 576**-0.5}
+    return (query, cache, pages(len(kv_lens)), kv_lens.clone()), {
+        **sizes,
+        **parts,
+        "scale": 576**-0.5,
+    }
 
 
-def paged_gqa(dtype: torch.dtype) -> Arguments:
-    query = torch.randn(len(KV_LENS) * QUERY_LEN, 16, 128).to(dtype)
+def paged_gqa(dtype: torch.dtype, kv_lens: torch.Tensor = KV_LENS) -> Arguments:
+    query = torch.randn(len(kv_lens) * QUERY_LEN, 16, 128).to(dtype)
     keys, values = torch.randn(2, NUM_PAGES * PAGE_SIZE, 4, 128).to(dtype).unbind()
     sizes = {"query_len": QUERY_LEN, "page_size": PAGE_SIZE, "scale": 128**-0.5}
-    return (query, keys, values, pages(), KV_LENS.clone()), sizes
+    return (query, keys, values, pages(len(kv_lens)), kv_lens.clone()), sizes
 
 
 def prefill_gqa(dtype: torch.dtype) -> Arguments:
