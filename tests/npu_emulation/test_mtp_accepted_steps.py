@@ -1,7 +1,8 @@
 """Each step on the emulated NPU accepts the drafts that the MTP layer's definition gives, in fp32.
 
-A real one has no fp32 attention of this shape: it is the step's host side, launches and graphs that
-are judged. The oracle is acceptance_oracle.py.
+A real one has no fp32 attention of this shape, and SGLang rounds its experts to bfloat16
+(float32_experts.py): it is the step's host side, launches and graphs that are judged. The oracle is
+acceptance_oracle.py.
 """
 
 from __future__ import annotations
@@ -21,9 +22,20 @@ Served = tuple[list[int], list[int], list[Step]]  # prompt, reply, and its steps
 pytestmark = pytest.mark.timeout(MAX_SECONDS + 600)
 
 
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return model_path("nano-deepseek")
+
+
+@pytest.fixture
+def oracle(folder: Path) -> AcceptanceOracle:
+    return AcceptanceOracle(folder)
+
+
 def served(folder: Path, prompts: list[list[int]], new_tokens: int) -> list[Served]:
     asked = [requests(prompts, max_new_tokens=new_tokens)]
-    report = served_by_mtp(folder, asked, *FLAGS, timeout=MAX_SECONDS)
+    program = ("npu_emulation.float32_experts",)
+    report = served_by_mtp(folder, asked, *FLAGS, program=program, timeout=MAX_SECONDS)
     assert any("graph_replays" in turn.calls for turn in report.iterations)
     steps = [[Step(*pair) for pair in pairs] for pairs in report.accepted]
     return list(zip(prompts, report.tokens, steps, strict=True))
@@ -35,10 +47,17 @@ def judge(oracle: AcceptanceOracle, replies: list[Served]) -> Judgement:
     return found
 
 
-def test_every_step_of_a_few_requests():
+@pytest.mark.slow
+def test_every_step_of_many_requests(folder: Path, oracle: AcceptanceOracle):
+    found = judge(oracle, served(folder, prompts_of(folder)[:40], 64))
+    assert found.wrong == ()
+    assert found.num_steps >= 1000
+    assert found.num_ties <= 1
+
+
+def test_every_step_of_a_few_requests(folder: Path, oracle: AcceptanceOracle):
     """And a layer with other weights would have accepted other drafts."""
-    folder = model_path("nano-deepseek")
-    replies, oracle = served(folder, prompts_of(folder)[:5], 12), AcceptanceOracle(folder)
+    replies = served(folder, prompts_of(folder)[:5], 12)
     found = judge(oracle, replies)
     assert found.num_steps > 15
     assert found.wrong == ()
