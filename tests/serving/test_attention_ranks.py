@@ -148,9 +148,11 @@ def test_one_rank_prefills_while_the_other_decodes(ranks, prompts, reference, va
     assert between.count((1, "Prefill")) >= 3
 
 
-@pytest.mark.parametrize("variant", ["an_idle_rank_skips_a_forward", "ranks_choose_their_own_rows"])
+@pytest.mark.parametrize(
+    "variant", ["nothing", "an_idle_rank_skips_a_forward", "ranks_choose_their_own_rows"]
+)
 def test_ranks_that_part_are_found(servers, model_folder, prompts, reference, variant) -> None:
-    """The control: no reply comes, or a wrong one."""
+    """The control: no reply comes, or a wrong one; but where nothing is broken, the right ones."""
     parted = replace(
         config(
             model_folder, (*RANKS, "--skip-server-warmup", "--dist-timeout", str(RANKS_GIVE_UP_S))
@@ -172,8 +174,9 @@ def test_ranks_that_part_are_found(servers, model_folder, prompts, reference, va
         replies = [Reply.from_json(item) for item in found.json()]
     except requests.RequestException as error:
         print(f"{error}; {server.log_tail()}")
+        assert variant != "nothing"
         assert "gloo" in server.log()  # which says what one rank waited for, or which rank is gone
         return
     finally:
         servers.stop()
-    assert wrong_tokens(reference, prompts[:3], replies)
+    assert bool(wrong_tokens(reference, prompts[:3], replies)) == (variant != "nothing")

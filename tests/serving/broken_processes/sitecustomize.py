@@ -55,6 +55,7 @@ def ranks_choose_their_own_rows() -> None:
 
 
 {
+    "nothing": lambda: None,
     "an_idle_rank_skips_a_forward": an_idle_rank_skips_a_forward,
     "ranks_choose_their_own_rows": ranks_choose_their_own_rows,
     "ranks_draw_apart": ranks_draw_apart,
