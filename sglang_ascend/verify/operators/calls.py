@@ -137,8 +137,9 @@ QUERY_LEN = 4
 
 
 def pages(num_requests: int) -> torch.Tensor:
-    """int64 [requests, 4]; no request has a page twice."""
-    return torch.stack([torch.randperm(NUM_PAGES)[:4] for _ in range(num_requests)])
+    """int64 [requests, 4]; no page twice among NUM_PAGES / 4 neighbouring requests."""
+    rounds = [torch.randperm(NUM_PAGES) for _ in range(-(-4 * num_requests // NUM_PAGES))]
+    return torch.cat(rounds)[: 4 * num_requests].view(num_requests, 4)
 
 
 def paged_mla(dtype: torch.dtype, kv_lens: torch.Tensor = KV_LENS) -> Arguments:
