@@ -169,7 +169,10 @@ def evaluate(
     device: DeviceOption = "auto",
     threads: ThreadsOption = 1,
 ) -> None:
-    """Print acceptance length per domain with lookup baseline and loop share, as JSON."""
+    """Print acceptance length per domain with lookup baseline and loop share, as JSON.
+
+    A quantized target writes its replies as it is served.
+    """
     _use_threads(threads)
     from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
     from sglang_ascend.training.acceptance import evaluate as measure
@@ -177,7 +180,8 @@ def evaluate(
     from sglang_ascend.training.generation.prompt_files import read_prompts
     from sglang_ascend.training.targets.start import own_layer, trained_layer
 
-    target = _open(folder, device)
+    target = _open(folder, device, may_be_quantized=True)
+    target.check_whole()
     layer = trained_layer(target, run) if run else own_layer(target)
     if not outputs.exists():
         rows = read_prompts(prompts)
@@ -252,11 +256,11 @@ def provenance(
     write_record(out, {**begin, "note": note, **record(data, run), **added})
 
 
-def _open(folder: Path, device: str) -> Target:
+def _open(folder: Path, device: str, may_be_quantized: bool = False) -> Target:
     from sglang_ascend.training.targets.device import compute_device
     from sglang_ascend.training.targets.families import Target
 
-    return Target.open(folder, device=compute_device(device))
+    return Target.open(folder, may_be_quantized, compute_device(device))
 
 
 def _use_threads(threads: int) -> None:

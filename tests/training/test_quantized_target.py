@@ -18,6 +18,7 @@ from sglang_ascend.quantization.convert import convert
 from sglang_ascend.quantization.recipe import read_recipe
 from sglang_ascend.quantization.verification import verify
 from sglang_ascend.quantization.writers import make_writer
+from sglang_ascend.training.generation.outputs import load_outputs
 from sglang_ascend.training.generation.shards import read_shard
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import trained_layer
@@ -137,6 +138,29 @@ def test_the_layer_is_joined_with_that_target_and_nothing_else_changed(trained):
     # Another layer takes the place of the one that is there, also where that one is quantized.
     again = Target.open(out / "model", may_be_quantized=True)
     assert again.mtp_tensors().keys() == layer.keys()
+
+
+@torch.inference_mode()
+def test_evaluate_judges_the_quantized_model_s_own_replies(trained):
+    target, out = trained
+    (out.parent / "prompts.json").write_text(json.dumps([{"domain": "x", "prompt": "a x the ?"}]))
+    words = ["--prompts", str(out.parent / "prompts.json"), "--max-new-tokens", "8"]
+    words += ["--outputs", str(out.parent / "replies.safetensors"), "--num-steps", "2"]
+    result = CliRunner().invoke(
+        app, ["train", "evaluate", "--target", str(target), "--run", str(out / "run"), *words]
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["all"] or json.loads(result.stdout)["looping outputs"]
+    (reply,) = load_outputs(out.parent / "replies.safetensors")
+    states = {}
+    for rounds in (True, False):
+        folder = target.with_name("w8a8-decoded")
+        model = oracle(Target.open(target, may_be_quantized=True), folder, rounds)
+        states[rounds] = model(reply.tokens[None], output_hidden_states=True).hidden_states[-1][0]
+    length = len(reply.tokens) - 1  # the last hidden is not known
+    errors = {k: (reply.hidden[:length] - v[:length]).abs().mean() for k, v in states.items()}
+    assert errors[True] < 0.004 * states[True].abs().mean()
+    assert errors[True] < 0.5 * errors[False]  # the control: inputs in float
 
 
 def test_what_cannot_compute_or_be_joined_is_refused(trained):
