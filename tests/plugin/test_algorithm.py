@@ -23,6 +23,7 @@ ALONE = {
     "attention_backend": "ascend",
     "device": "cpu",
     "disable_overlap_schedule": False,
+    "disaggregation_decode_retraction_backup": "cpu_tensor",
     "max_running_requests": 48,
     "max_total_tokens": 65_536,
     "sampling_backend": "pytorch",
@@ -101,6 +102,10 @@ REFUSED = [
     (
         "--disaggregation-mode decode --disaggregation-transfer-backend nixl",
         "--disaggregation-transfer-backend",
+    ),
+    (
+        "--disaggregation-mode decode --disaggregation-decode-retraction-backup host_pool",
+        "--disaggregation-decode-retraction-backup host_pool",
     ),
     (
         "--disaggregation-mode prefill --disaggregation-enable-kv-checksum",

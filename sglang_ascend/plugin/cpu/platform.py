@@ -91,6 +91,9 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
             server_args.max_total_tokens = DEFAULT_MAX_TOTAL_TOKENS
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
+        # SGLang's choice beside keys by head, host_pool, registers its memory with CUDA.
+        backup = server_args.disaggregation_decode_retraction_backup
+        server_args.disaggregation_decode_retraction_backup = backup or "cpu_tensor"
         # An idle scheduler polls without a pause, on a core that other programs could have. Not
         # with data-parallel attention: each rank would sleep on while another has a request.
         server_args.sleep_on_idle |= server_args.attn_dp_size == 1

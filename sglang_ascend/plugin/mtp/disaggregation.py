@@ -72,6 +72,9 @@ def unserved_transfers(server_args: Any) -> dict[str, bool]:
         f"--disaggregation-transfer-backend {backend}": (
             disaggregated and backend not in TRANSFERS
         ),
+        "--disaggregation-decode-retraction-backup host_pool": (
+            disaggregated and server_args.disaggregation_decode_retraction_backup == "host_pool"
+        ),
         # Its digests are computed by a CUDA kernel.
         "--disaggregation-enable-kv-checksum": server_args.disaggregation_enable_kv_checksum,
     }
