@@ -11,6 +11,7 @@ import typer
 from sglang_ascend import __version__
 from sglang_ascend.bench.chat import chat
 from sglang_ascend.bench.command import bench
+from sglang_ascend.memory.command import plan_memory
 from sglang_ascend.ptq.cli import evaluate, quantize
 from sglang_ascend.quantization.cli import app as quantization_app
 from sglang_ascend.speculative.adaptive.cli import plan_speculation
@@ -36,6 +37,7 @@ app.command()(evaluate)
 app.command()(bench)
 app.command()(chat)
 app.command()(plan_speculation)
+app.command()(plan_memory)
 app.command()(build_vocabulary)
 app.command()(train_mtp)
 

@@ -34,12 +34,13 @@ TABLE: dict[str, set[str]] = {
     "speculative": {"ops", "attention", "sampling", "svg"},
     "checkpoint": set(),
     "quantization": {"ops", "checkpoint"},
+    "memory": {"checkpoint", "quantization"},
     "models": {"env"},
     "training": {"bench", "checkpoint", "ops", "quantization", "speculative", "svg"},
     "ptq": {"checkpoint", "quantization", "svg", "training"},
     "verify": {"env", "stack", "ops", "bench"},
 }
-TABLE["plugin"] = TABLE.keys() - {"__init__", "svg", "bench", "training", "ptq", "verify"}
+TABLE["plugin"] = TABLE.keys() - {"__init__", "svg", "bench", "memory", "training", "ptq", "verify"}
 TABLE["cli"] = TABLE.keys() - {"__init__"}
 TABLE["__main__"] = {"cli"}
 

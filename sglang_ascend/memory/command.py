@@ -1,0 +1,102 @@
+"""The command `sglang-ascend plan-memory`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from sglang_ascend.memory.plan import Plan
+
+DEFAULT_WEIGHTS = ("bf16", "w8a8", "w4a8")
+DEFAULT_RANKS = (1, 2, 4, 8, 16)
+
+
+def plan_memory(
+    folder: Annotated[Path, typer.Argument(help="A folder with config.json; no weights needed.")],
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="bf16 or a recipe of `quantize`; repeatable. Default: bf16, w8a8, w4a8."),
+    ] = None,
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Devices (--tp-size); repeatable. Default: 1, 2, 4, 8, 16."),
+    ] = None,
+    dp_size: Annotated[
+        int, typer.Option(min=1, help="Attention groups, with --enable-dp-attention.")
+    ] = 1,
+    device_gib: Annotated[float, typer.Option(min=1, help="Memory of one device, GiB.")] = 64,
+    mem_fraction_static: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of it, for weights and KV cache.")
+    ] = 0.8,
+    context_length: Annotated[int, typer.Option(min=1, help="Tokens of a request.")] = 8192,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say which devices a model fits on, and how many tokens of KV cache are left.
+
+    Counts the tensors that config.json implies, MTP layer included, as SGLang's ranks share them:
+    heads, experts and vocabulary are divided, norms, routers and the projections into the latent
+    space are on every rank. The KV cache is bf16. What activations, graphs and libraries take
+    beside --mem-fraction-static is not counted, and nothing is measured.
+
+    Example: `sglang-ascend plan-memory my-deepseek --ranks 8 --ranks 16`
+    """
+    from sglang_ascend.checkpoint.config import read_config
+    from sglang_ascend.memory.plan import Deployment, plan
+
+    try:
+        config = read_config(folder)
+        plans = [
+            plan(
+                config,
+                name,
+                Deployment(
+                    number,
+                    dp_size,
+                    round(device_gib * 2**30),
+                    mem_fraction_static,
+                    context_length,
+                ),
+            )
+            for name in weights or DEFAULT_WEIGHTS
+            for number in _fitting(config.size("num_attention_heads"), ranks, dp_size)
+        ]
+    except ValueError as error:
+        typer.echo(f"sglang-ascend: {error}", err=True)
+        raise typer.Exit(2) from None
+    if as_json:
+        typer.echo(json.dumps([one.as_dict() for one in plans], indent=2))
+    else:
+        _print(plans, context_length)
+
+
+def _fitting(heads: int, ranks: list[int] | None, dp_size: int) -> list[int]:
+    """`ranks`, or those of the default that can serve the model at all."""
+    if ranks:
+        return ranks
+    groups = [number for number in DEFAULT_RANKS if number % dp_size == 0]
+    return [number for number in groups if heads % (number // dp_size) == 0] or [dp_size]
+
+
+def _print(plans: list[Plan], context_length: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("weights")
+    for title in ("GB in all", "ranks", "GiB a rank", "KV bytes a token", "tokens"):
+        table.add_column(title, justify="right")
+    table.add_column(f"requests of {context_length:,}", justify="right")
+    for one in plans:
+        left = (f"{one.tokens:,}", f"{one.requests:,}") if one.tokens else ("does not fit", "")
+        table.add_row(
+            one.weights,
+            f"{one.total_bytes / 1e9:,.1f}",
+            str(one.ranks),
+            f"{one.rank_bytes / 2**30:,.1f}",
+            f"{one.token_bytes:,}",
+            *left,
+        )
+    Console().print(table)
