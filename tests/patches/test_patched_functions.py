@@ -235,3 +235,21 @@ def test_0031_copies_rows_by_where_they_are(patched):
         (where, (dst, "src", 0, 1, 2, False))
         for where, dst in zip(("cpu", "triton"), rows, strict=True)
     ]
+
+
+def test_0033_gathers_logits_of_each_part_of_the_vocabulary_beside_the_others(patched):
+    """The stand-in takes what gloo takes: as many dimensions on both sides."""
+    logits = torch.arange(12.0).view(3, 4)
+
+    def gather(output: torch.Tensor, input: torch.Tensor) -> None:
+        assert output.shape == (6, 2)
+        output.copy_(torch.cat([input, logits[:, 2:]]))
+
+    function = patched(
+        "0033",
+        "LogitsProcessor._gather_attn_tp_logits",
+        torch=torch,
+        attn_tp_all_gather_into_tensor=gather,
+    )
+    processor = SimpleNamespace(vocab_size=4, attn_tp_size=2)
+    assert torch.equal(function(processor, logits[:, :2].contiguous()), logits)

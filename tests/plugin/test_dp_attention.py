@@ -3,6 +3,8 @@ says of its rows, and what a CPU puts in place of what SGLang exchanges rows wit
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,6 +112,37 @@ def test_collectives_of_rows_are_found_on_a_cpu(monkeypatch):
     assert gathered.tolist() == [1, 5, 2, 6] and scattered.tolist() == [2, 10]
 
 
+def test_gloo_gathers_rows_into_a_tensor_that_has_a_dimension_of_ranks():
+    """As SGLang gathers logits; gloo as it is called refuses, which is the control."""
+    from torch import distributed
+
+    from sglang_ascend.plugin.cpu.replacements import gather_side_by_side
+
+    store, give_up = distributed.HashStore(), timedelta(seconds=20)
+    rows = torch.arange(6.0).view(3, 2)
+    gathered = torch.stack([rows, rows + 100])
+
+    def gather(rank: int) -> tuple[str, torch.Tensor]:
+        group = distributed.ProcessGroupGloo(store, rank, NUM_RANKS, give_up)
+
+        def original(self, output: torch.Tensor, input: torch.Tensor) -> None:
+            group._allgather_base(output, input).wait()
+
+        with pytest.raises(RuntimeError) as refusal:
+            original(None, torch.zeros(2, 3, 2), gathered[rank])
+        found = torch.zeros(2, 3, 2)
+        gather_side_by_side(original, None, found, gathered[rank])
+        as_rows = torch.zeros(6, 2)
+        gather_side_by_side(original, None, as_rows, gathered[rank])
+        assert torch.equal(as_rows.view_as(found), found)
+        return str(refusal.value), found
+
+    with ThreadPoolExecutor(NUM_RANKS) as pool:
+        for refusal, found in pool.map(gather, range(NUM_RANKS)):
+            assert "invalid tensor size" in refusal
+            assert torch.equal(found, gathered)
+
+
 DP_ATTENTION = "--speculative-algorithm MTP --tp-size 2 --dp-size 2 --enable-dp-attention"
 
 
@@ -157,10 +190,13 @@ def test_what_lets_a_rank_choose_its_forwards_is_refused(nano_deepseek, monkeypa
     assert_one_sentence(str(refusal.value), f"(or --enable-dp-attention) with {name}")
 
 
-def test_ranks_that_share_the_heads_of_a_request_are_refused(nano_deepseek):
+def test_several_ranks_share_the_heads_of_a_request(nano_deepseek):
+    flags = "--speculative-algorithm MTP --tp-size 6 --attn-dp-size 2"
+    assert resolved(resolve(nano_deepseek, flags), "attn_dp_size") == 2
+    # 4,096 tokens in three parts.
     with pytest.raises(StartupRefused) as refusal:
-        resolve(nano_deepseek, "--speculative-algorithm MTP --tp-size 6 --attn-dp-size 2")
-    assert_one_sentence(str(refusal.value), "--enable-dp-attention) with a larger --tp-size")
+        resolve(nano_deepseek, f"{flags} --enable-dp-lm-head")
+    assert_one_sentence(str(refusal.value), "with --enable-dp-lm-head and a --tp-size of 6")
 
 
 def test_other_models_are_refused(tiny_mimo, nano_deepseek):

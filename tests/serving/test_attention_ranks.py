@@ -1,5 +1,6 @@
-"""Under data-parallel attention each rank has requests of its own, and shares experts and head
-with the others: whatever another rank has to do, a request's tokens are transformers'.
+"""Under data-parallel attention each rank, or each two that share a request's heads, has its own
+requests, and shares experts and head with the others: whatever another rank has to do, the tokens
+are transformers'. Below, as in a request's routed_dp_rank, a rank may be two of four.
 
 Tokens of fp32 have no ties here, so greedy ones are compared one by one; sampled ones by the
 probability that the server says they had.
@@ -15,11 +16,14 @@ from pathlib import Path
 import pytest
 import requests
 import torch
+from eight_heads import write_with_eight_heads
 from launched_server import LaunchedServer, Reply, ServerConfig, greedy
 from reference_model import ReferenceModel
 from server_pairs import TEST_TIMEOUT_S, plain_and_mtp, tokens_per_step
 from server_pool import ServerPool
 from serving_prompts import lossless_mix, ragged_prompts
+
+from sglang_ascend.models.catalog import model_path
 
 NEW_TOKENS = 24
 SAMPLED = {"temperature": 1.0, "max_new_tokens": 24, "ignore_eos": True}
@@ -35,9 +39,15 @@ pytestmark = [
     pytest.mark.timeout(TEST_TIMEOUT_S),
     pytest.mark.parametrize("model", ["nano-deepseek"]),
 ]
-RANKS = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
-LOCAL_HEAD = (*RANKS, "--enable-dp-lm-head", "--moe-dense-tp-size", "1")
-VARIANTS = {"shared-head": RANKS, "local-head": LOCAL_HEAD}
+TWO = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
+# Two for each request's heads.
+FOUR = ("--tp-size", "4", "--dp-size", "2", "--enable-dp-attention")
+LOCAL_HEAD = ("--enable-dp-lm-head", "--moe-dense-tp-size", "1")
+VARIANTS = {
+    "shared-head": TWO,
+    "local-head": (*TWO, *LOCAL_HEAD),
+    "four-with-local-heads": (*FOUR, *LOCAL_HEAD),
+}
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 Prompts = list[list[int]]
@@ -46,6 +56,18 @@ Prompts = list[list[int]]
 def config(folder: Path, flags: tuple[str, ...]) -> ServerConfig:
     mtp = plain_and_mtp(folder)[1]
     return replace(mtp, flags=(*mtp.flags, *flags))
+
+
+@pytest.fixture(scope="module")
+def eight_heads(tmp_path_factory) -> Path:
+    return write_with_eight_heads(
+        model_path("nano-deepseek"), tmp_path_factory.mktemp("eight-heads") / "nano-deepseek"
+    )
+
+
+@pytest.fixture
+def model_folder(model: str, eight_heads: Path) -> Path:
+    return eight_heads
 
 
 @pytest.fixture
@@ -57,6 +79,12 @@ def ranks(servers: ServerPool, model_folder: Path, variant: str) -> LaunchedServ
 @pytest.fixture
 def prompts(tokenizer, held_out_prompts) -> Prompts:
     return lossless_mix(tokenizer, held_out_prompts, 24)
+
+
+@pytest.fixture
+def unrelated_prompts(tokenizer, held_out_prompts) -> Prompts:
+    """No two share a prefix: what one sampled cannot be cached for another."""
+    return ragged_prompts(tokenizer, [t for texts in held_out_prompts.values() for t in texts])
 
 
 def ask(server: LaunchedServer, rank: int, prompts: Prompts, sampling, **fields) -> list[Reply]:
@@ -118,11 +146,9 @@ def test_an_idle_rank_steps_beside_the_other(ranks, prompts, reference, busy, va
 
 @each_variant
 def test_one_rank_samples_and_the_other_does_not(
-    ranks, tokenizer, held_out_prompts, reference, variant
+    ranks, unrelated_prompts, reference, variant
 ) -> None:
-    """No two share a prefix: what one sampled cannot be cached for another."""
-    prompts = ragged_prompts(tokenizer, [t for texts in held_out_prompts.values() for t in texts])
-    sampled, likeliest = prompts[:8], prompts[8:14]
+    sampled, likeliest = unrelated_prompts[:8], unrelated_prompts[8:14]
     drawn, chosen = at_once(
         lambda: ask(ranks, 0, sampled, SAMPLED, return_logprob=True, top_logprobs_num=2),
         lambda: ask(ranks, 1, likeliest, greedy(NEW_TOKENS)),
@@ -148,22 +174,23 @@ def test_one_rank_prefills_while_the_other_decodes(ranks, prompts, reference, va
     assert between.count((1, "Prefill")) >= 3
 
 
+def broken(server: ServerConfig, mistake: str) -> ServerConfig:
+    return replace(
+        server,
+        python_path=Path(__file__).parent / "broken_processes",
+        variables=(*server.variables, ("BROKEN_PROCESSES", mistake)),
+    )
+
+
 @pytest.mark.parametrize(
     "variant", ["nothing", "an_idle_rank_skips_a_forward", "ranks_choose_their_own_rows"]
 )
 def test_ranks_that_part_are_found(servers, model_folder, prompts, reference, variant) -> None:
     """The control: no reply comes, or a wrong one; but where nothing is broken, the right ones."""
-    parted = replace(
-        config(
-            model_folder, (*RANKS, "--skip-server-warmup", "--dist-timeout", str(RANKS_GIVE_UP_S))
-        ),
-        python_path=Path(__file__).parent / "broken_processes",
-        variables=(
-            ("BROKEN_PROCESSES", variant),
-            ("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "false"),
-        ),
-    )
-    (server,) = servers.get(parted)
+    waits = ("--skip-server-warmup", "--dist-timeout", str(RANKS_GIVE_UP_S))
+    unchecked = (("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "false"),)
+    two = replace(config(model_folder, (*TWO, *waits)), variables=unchecked)
+    (server,) = servers.get(broken(two, variant))
     asked = {
         "input_ids": prompts[:3],
         "sampling_params": greedy(NEW_TOKENS),

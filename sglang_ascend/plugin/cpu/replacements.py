@@ -58,6 +58,14 @@ def pad_without_pinning(original: Callable[..., None], self: Any, model_runner: 
     original(self, model_runner)
 
 
+def gather_side_by_side(
+    original: Callable[..., None], self: Any, output: torch.Tensor, input: torch.Tensor
+) -> None:
+    """``GroupCoordinator._all_gather_into_tensor``, called for [ranks, *rows] too, which NCCL fills
+    as it does [ranks * rows[0], ...]; gloo asks for parts of ``input``'s own shape."""
+    original(self, output.view(-1, *input.shape[1:]), input)
+
+
 def build_mha_kv_pool(self: Any, *, max_total_num_tokens: int) -> Any:
     """The device-neutral pool; the Ascend one writes through torch_npu."""
     from sglang_ascend.plugin.cpu.pools import EmulationMHAPool

@@ -194,6 +194,17 @@ CPU_HOOKS = (
         required=True,
     ),
     Hook(
+        target="sglang.srt.distributed.parallel_state.GroupCoordinator._all_gather_into_tensor",
+        replacement=f"{_OURS}.cpu.replacements.gather_side_by_side",
+        why="with --enable-dp-lm-head, ranks that share a request's heads gather logits into a "
+        "tensor of one dimension more, which gloo refuses",
+        delete_when="logits are gathered into a tensor of as many dimensions as they have",
+        sources=("b0c1222bc2368c9d",),
+        patch="0033-gather-logits-as-rows.patch",
+        kind="around",
+        required=True,
+    ),
+    Hook(
         target="sglang.srt.managers.tp_worker.TpModelWorker",
         replacement=f"{_OURS}.cpu.plain_worker.PlainWorker",
         why="a server without speculation counts a token for penalties one step late, ignores "

@@ -192,7 +192,9 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
 
 def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
     flag = "--attn-dp-size above 1 (or --enable-dp-attention)"
-    (architecture,) = model_config_of(server_args).hf_config.architectures or ("no model",)
+    model_config = model_config_of(server_args)
+    (architecture,) = model_config.hf_config.architectures or ("no model",)
+    ranks_of_a_request = server_args.tp_size // server_args.attn_dp_size
     own_forwards = {
         "--speculative-adaptive": asks_adaptive(server_args),
         env.LOOKUP_DRAFTS.name: bool(most_looked_up()),
@@ -205,8 +207,13 @@ def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
         "--enable-mixed-chunk": server_args.enable_mixed_chunk,
         "--enable-two-batch-overlap": server_args.enable_two_batch_overlap,
     }
+    # SGLang gathers such logits in parts of several lengths, which gloo does not.
+    uneven_head = {
+        f"--enable-dp-lm-head and a --tp-size of {server_args.tp_size}": (
+            server_args.enable_dp_lm_head and model_config.vocab_size % ranks_of_a_request
+        )
+    }
     other_groups = {
-        "a larger --tp-size": server_args.tp_size > server_args.attn_dp_size,
         "--attn-cp-size above 1": server_args.attn_cp_size > 1,
         "--dp-size above 1": server_args.dp_size > 1,
         "--ep-size above 1": server_args.ep_size > 1,
@@ -218,6 +225,7 @@ def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
         ),
         **_named(own_forwards, flag, "by which a rank would choose its own forwards,"),
         **_named(other_batches, flag, "whose batches ranks were not seen to step on,"),
+        **_named(uneven_head, flag, f"which does not divide {model_config.vocab_size} tokens,"),
         **_named(other_groups, flag, "whose ranks were not seen to exchange rows,"),
     }
 
