@@ -79,7 +79,7 @@ class Judgement:
 
 class AcceptanceOracle:
     """Of a checkpoint whose server drafts `num_steps` tokens: of the draft vocabulary and of each
-    request's own text, unless its head is split between ranks."""
+    request's own text, which two servers leave out, unless its head is split between ranks."""
 
     def __init__(self, folder: Path, num_steps: int = 3, cuts_vocabulary: bool = True) -> None:
         target = Target.open(folder)
@@ -90,6 +90,7 @@ class AcceptanceOracle:
         self.embedding, self.head = target.embedding_and_head()
         drafted = read_draft_vocabulary(folder, len(self.head)) if cuts_vocabulary else None
         self.drafted = None if drafted is None else set(drafted.tolist())
+        self.reads_own_text = True
 
     def judge(
         self, prompt: Sequence[int], output: Sequence[int], steps: Sequence[Step]
@@ -150,7 +151,8 @@ class AcceptanceOracle:
         """bool [vocab_size], of a request that has these tokens."""
         if self.drafted is None:
             return torch.ones(len(self.head), dtype=torch.bool)
-        unlisted = [token for token in known if token not in self.drafted]
+        own = known if self.reads_own_text else ()
+        unlisted = [token for token in own if token not in self.drafted]
         allowed = torch.zeros(len(self.head), dtype=torch.bool)
         allowed[[*self.drafted, *unlisted[-MOST_UNLISTED:]]] = True
         return allowed

@@ -76,7 +76,10 @@ def received(reqs, num_steps: int, monkeypatch) -> torch.Tensor:
     for req in reqs:
         buffers.set_buf(req)
     rows = [
-        SimpleNamespace(output_topk_index=buffers.output_topk_index[req.metadata_buffer_index])
+        SimpleNamespace(
+            output_topk_index=buffers.output_topk_index[req.metadata_buffer_index],
+            output_ids=req.output_ids,
+        )
         for req in reqs
     ]
     relay: Any = object.__new__(ChainRelay)
@@ -102,6 +105,32 @@ def test_the_decode_server_starts_from_the_bonus_and_the_first_draft(sent, used,
         for bonus, draft in zip(BONUS.tolist(), DRAFTS.tolist(), strict=True)
     ]
     assert chains.tolist() == expected
+
+
+def test_behind_a_retraction_a_chain_repeats_its_last_token(monkeypatch):
+    reqs = prefilled(3)
+    reqs[1].output_ids = [5, 6, int(BONUS[1])]  # decoded since the draft was sent
+    chains = received(reqs, 3, monkeypatch)
+    assert chains.tolist() == [[11, 21, 21, 21], [12, 12, 12, 12], [13, 23, 23, 23]]
+
+
+def test_what_leaves_for_the_host_and_returns_is_both_caches():
+    from sglang_ascend.plugin.mtp.disaggregation import carry_draft_cache
+
+    def pool(rows: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(
+            get_cpu_copy=lambda indices, **_: rows[indices].clone(),
+            load_cpu_copy=lambda copy, indices, **_: rows.index_copy_(0, indices, copy),
+        )
+
+    target, draft = torch.arange(8.0), 10 * torch.arange(8.0)
+    allocator = pool(target)
+    carry_draft_cache(allocator, pool(draft))
+    copies = allocator.get_cpu_copy(torch.tensor([2, 5]), mamba_indices=None, req_pool_index=0)
+    target.zero_(), draft.zero_()
+    allocator.load_cpu_copy(copies, torch.tensor([1, 7]), mamba_indices=None, req_pool_index=3)
+    assert target.tolist() == [0, 2, 0, 0, 0, 0, 0, 5]
+    assert draft.tolist() == [0, 20, 0, 0, 0, 0, 0, 50]
 
 
 def test_without_a_hidden_state_core_would_send_no_draft(monkeypatch):

@@ -31,6 +31,7 @@ NUM_TIES = 1 / 1000  # of the steps, at most
 # Tokens that the pool holds: those of a few requests only.
 POOL = {1: 2048, 16: 2048, 128: 6144}
 CHUNK = {1: 64, 16: 64, 128: 128}
+RETRACTIONS = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "23"))
 NEAR_THE_END = 160  # tokens of a reply that ends where the model does
 # Of a model's length, those that SGLang leaves to the drafts of a request.
 RESERVED = 5
@@ -52,7 +53,11 @@ def steps_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(steps_folder: Path) -> Iterator[Path]:
     """Where the processes of one test write."""
     yield steps_folder
-    for file in steps_folder.iterdir():
+    clear(steps_folder)
+
+
+def clear(folder: Path) -> None:
+    for file in folder.iterdir():
         file.unlink()
 
 
@@ -67,6 +72,7 @@ def oracle(model_folder: Path, oracles: dict[Path, AcceptanceOracle]) -> Accepta
     if model_folder not in oracles:
         oracles.clear()
         oracles[model_folder] = AcceptanceOracle(model_folder)
+    oracles[model_folder].reads_own_text = True
     return oracles[model_folder]
 
 
@@ -80,8 +86,7 @@ def small_pool(model: Path, page_size: int) -> ServerConfig:
     flags = ("--chunked-prefill-size", str(CHUNK[page_size]))
     flags += ("--max-total-tokens", str(POOL[page_size]))
     flags += ("--max-running-requests", str(CONCURRENCY))
-    variables = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "23"))
-    return ServerConfig(model, mtp=True, page_size=page_size, flags=flags, variables=variables)
+    return ServerConfig(model, mtp=True, page_size=page_size, flags=flags, variables=RETRACTIONS)
 
 
 def ask_twice(
@@ -225,7 +230,7 @@ def test_two_ranks(
     check(judge(oracle, answers), least_steps=2000)
 
 
-@nano_deepseek
+@both_models
 @pytest.mark.slow
 def test_behind_a_transfer(
     servers: ServerPool,
@@ -234,14 +239,29 @@ def test_behind_a_transfer(
     prompts: Prompts,
     oracle: AcceptanceOracle,
 ) -> None:
-    """A prompt's cache of the layer comes from another server; and where it comes empty, that is
-    found."""
+    """A prompt's cache of the layer comes from another server, and goes to the host and back where
+    a request is retracted; and where it comes empty or stays behind, that is found."""
+    oracle.reads_own_text = False
     port = free_port()
     prefill, decode = prefill_and_decode(model_folder, port)
-    running = servers.get(prefill, watched(decode, folder))
-    check(judge(oracle, ask_twice(Disaggregated(*running, port), folder, prompts, 48)), 5000)
+    retracting = replace(decode, variables=(*decode.variables, *RETRACTIONS))
+    running = servers.get(prefill, watched(retracting, folder, "record_returns"))
+    answers = ask_twice(Disaggregated(*running, port), folder, prompts, 48)
+    check(judge(oracle, answers), least_steps=len(answers) * 48 // 4)
+    returned = sum(step.drafted == 0 for answer in answers for step in answer.steps)
+    print(f"{returned} steps behind a retraction")
+    assert returned
     assert not running[0].logged_batch_sizes("Decode")
 
+    clear(folder)
+    parts = ("record_returns", "retractions_forgotten")
+    running = servers.get(prefill, watched(retracting, folder, *parts))
+    answers = ask(Disaggregated(*running, port), folder, prompts[::2], greedy(48), CONCURRENCY)
+    found = judge(oracle, answers)
+    print(f"retractions forgotten: {found}")
+    assert found.wrong
+
+    clear(folder)
     running = servers.get(with_parts(prefill, "prompts_forgotten"), watched(decode, folder))
     answers = ask(Disaggregated(*running, port), folder, prompts[::8], greedy(48), CONCURRENCY)
     found = judge(oracle, answers)

@@ -79,13 +79,15 @@ def ask(
 def recorded(folder: Path) -> dict[str, list[Step]]:
     """By request; every process that decodes must have counted the same."""
     found = []
+    # Another process writes these than the steps.
+    returns = {key: it for path in folder.glob("*.returns") for key, it in chains_of(path).items()}
     for path in sorted(folder.glob("*.steps")):
         steps, chains = defaultdict(list), chains_of(path.with_suffix(".chains"))
         for line in path.read_text().splitlines():
             name, *numbers = line.split()
             end, accepted = map(int, numbers)
             start = end - accepted - 1
-            chain = chains[name, start] if chains else ()
+            chain = chains[name, start] if chains else returns.get((name, start), ())
             steps[name].append(Step(start, accepted, *chain))
         found.append(steps)
     assert all(steps == found[0] for steps in found[1:])

@@ -35,10 +35,12 @@ def received_draft_input(batch: Any, last_tokens: torch.Tensor, future_map: Any)
     """On a decode server: the chains of a batch whose prompts another server prefilled.
 
     ``last_tokens`` int64 [batch] is each request's last emitted token. Only draft 1 is read, so the
-    two servers may draft chains of different lengths.
+    two servers may draft chains of different lengths. A request that comes back from a retraction
+    has outlived that draft: its chain repeats the last token.
     """
-    drafts = torch.stack([req.output_topk_index[1] for req in batch.reqs]).to(batch.device)
-    chain = torch.stack([last_tokens, drafts], dim=1)
+    drafts = [int(r.output_topk_index[1] if len(r.output_ids) == 1 else -1) for r in batch.reqs]
+    sent = torch.tensor(drafts, device=batch.device)
+    chain = torch.stack([last_tokens, torch.where(sent < 0, last_tokens, sent)], dim=1)
     chain = lengthened(chain, get_spec().speculative_num_draft_tokens)
     draft_input = EagleDraftInput(
         topk_p=torch.ones(len(chain), 1, device=batch.device),
@@ -50,6 +52,23 @@ def received_draft_input(batch: Any, last_tokens: torch.Tensor, future_map: Any)
         future_map.publish(draft_input.future_indices, batch.seq_lens)
         future_map.stash(draft_input.future_indices, RelayPayload.from_draft_input(draft_input))
     return draft_input
+
+
+def carry_draft_cache(allocator: Any, draft_pool: Any) -> None:
+    """On a decode server: what a retracted request has in the MTP layer's cache goes to the host
+    and back with what it has in the target's. Core copies the target's alone, and drafts behind a
+    retraction would be of whatever lies in the request's new slots."""
+    copy_target, load_target = allocator.get_cpu_copy, allocator.load_cpu_copy
+
+    def copy_both(indices: torch.Tensor, **of_request: Any) -> tuple[Any, Any]:
+        return copy_target(indices, **of_request), draft_pool.get_cpu_copy(indices)
+
+    def load_both(copies: tuple[Any, Any], indices: torch.Tensor, **of_request: Any) -> None:
+        of_target, of_draft = copies
+        load_target(of_target, indices, **of_request)
+        draft_pool.load_cpu_copy(of_draft, indices)
+
+    allocator.get_cpu_copy, allocator.load_cpu_copy = copy_both, load_both
 
 
 def keep_indices_on_host(batch: Any) -> None:

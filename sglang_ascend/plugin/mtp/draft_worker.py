@@ -16,7 +16,11 @@ from sglang.srt.speculative.eagle_worker_v2 import EagleDraftWorker
 
 from sglang_ascend.plugin.cpu.layers import PreparedHead
 from sglang_ascend.plugin.device import device_profile
-from sglang_ascend.plugin.mtp.disaggregation import fill_transfer, keep_indices_on_host
+from sglang_ascend.plugin.mtp.disaggregation import (
+    carry_draft_cache,
+    fill_transfer,
+    keep_indices_on_host,
+)
 from sglang_ascend.plugin.npu.models import make_capturable
 from sglang_ascend.plugin.quantization.head import QuantizedHead
 from sglang_ascend.plugin.requests.draft_heads.lists import ListedHeads, RequestLists
@@ -78,6 +82,9 @@ class MTPDraftWorker(EagleDraftWorker):
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         with _deterministic_drafts():
             super().alloc_memory_pool(*args, **kwargs)
+        if get_disagg().disaggregation_mode == "decode":
+            runner = self.draft_runner
+            carry_draft_cache(runner.token_to_kv_pool_allocator, runner.token_to_kv_pool)
 
     def init_lm_head(self) -> None:
         """Shares the target's embedding and head, of the head the draft vocabulary's rows."""

@@ -14,8 +14,10 @@ def prefill(original: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -
     """Around ``MTPDraftWorker._draft_extend_for_prefill``."""
     slots = batch.out_cache_loc
     drafted = original(worker, batch, *args, **kwargs)
-    for latents in worker.draft_runner.token_to_kv_pool.kv_buffer:
-        latents[slots] = 0
+    pool = worker.draft_runner.token_to_kv_pool
+    latent = hasattr(pool, "kv_buffer")
+    for rows in pool.kv_buffer if latent else (*pool.k_buffer, *pool.v_buffer):
+        rows[slots] = 0
     return drafted
 
 
