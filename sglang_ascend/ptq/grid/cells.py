@@ -99,6 +99,12 @@ def _integers(bits: int, *methods: str) -> list[Cell]:
     return [_cell(f"int{bits}", "per_group", method, symmetric=False) for method in methods]
 
 
+def _int3_per_channel() -> list[Cell]:
+    """One scale, or one table, for each row."""
+    plain = replace(_cell("int3", "per_channel", symmetric=False), form="int3 per channel")
+    return [plain, replace(plain, method="k-means tables", lut=True)]
+
+
 CELLS = (
     *_w8a8(),
     _with_inputs("fp8_e4m3", "per_block", "per_group"),
@@ -113,7 +119,7 @@ CELLS = (
     _cell("mxfp4", "per_block"),
     *_w4a4(),
     *_integers(3, CONTROL, "mse", "lwc", "gptq", "hqq"),
-    replace(_cell("int3", "per_channel", symmetric=False), method="k-means tables", lut=True),
+    *_int3_per_channel(),
     *_integers(2, CONTROL, "mse", "lwc", "gptq", "hqq"),
 )
 
