@@ -46,6 +46,7 @@ LOCAL_HEAD = ("--enable-dp-lm-head", "--moe-dense-tp-size", "1")
 VARIANTS = {
     "shared-head": TWO,
     "local-head": (*TWO, *LOCAL_HEAD),
+    "four-with-shared-head": FOUR,
     "four-with-local-heads": (*FOUR, *LOCAL_HEAD),
 }
 each_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -207,3 +208,17 @@ def test_ranks_that_part_are_found(servers, model_folder, prompts, reference, va
     finally:
         servers.stop()
     assert bool(wrong_tokens(reference, prompts[:3], replies)) == (variant != "nothing")
+
+
+@pytest.mark.parametrize("variant", ["nothing", "ranks_draw_apart"])
+def test_ranks_of_a_request_that_draw_apart_are_found(
+    servers, model_folder, unrelated_prompts, reference, variant
+) -> None:
+    """The control: a rank that runs on a token of its own spoils the sums of both; where nothing is
+    broken, they are right."""
+    (server,) = servers.get(broken(config(model_folder, FOUR), variant))
+    prompts = unrelated_prompts[:8]
+    replies = ask(server, 1, prompts, SAMPLED, return_logprob=True, top_logprobs_num=2)
+    worst = max(map(reference.largest_difference, prompts, replies))
+    print(f"largest difference: {worst:.2e}")
+    assert worst > 500 * MAX_DIFFERENCE if variant != "nothing" else worst < MAX_DIFFERENCE

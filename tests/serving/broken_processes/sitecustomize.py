@@ -5,8 +5,14 @@ $BROKEN_PROCESSES names the mistake; every process of the server gets it.
 """
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
+
+if sys.orig_argv[1:2] == ["-c"]:
+    # A process in which inductor tries what the CPU can: nothing is broken in it, and every rank
+    # would wait until it has imported SGLang.
+    raise ImportError("left alone")
 
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
