@@ -10,10 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from sglang_ascend.ops import chain, sampling
-from sglang_ascend.speculative.step import LaunchedPhases, Requests, StepConstants
+from sglang_ascend.speculative.step import LaunchedPhases, Phases, Requests, StepConstants
 
 # Runs before a capture, so that nothing is compiled, loaded or planned within it.
 NUM_WARM_UPS = 2
+# More than half the cores of any NPU: attention of so many requests has no splits.
+MANY_REQUESTS = 32
 
 
 class Graph(Protocol):
@@ -147,23 +149,34 @@ class CapturedSteps:
 
 
 def warm_up(
-    constants: StepConstants, req_to_token: torch.Tensor, page_size: int, vocab_size: int
+    phases: Phases,
+    constants: StepConstants,
+    req_to_token: torch.Tensor,
+    page_size: int,
+    vocab_size: int,
+    multiple: int = 1,
 ) -> None:
-    """Compiles what a step launches outside its graphs: the chain's operators, the filters.
+    """Compiles what a step launches outside its graphs: the steps that follow launch no more.
 
-    Their kernels depend on these sizes and on no number of requests, so that nothing is compiled
-    while a request waits (``tests/ops/test_compiled_once.py``). Reads ``req_to_token``, int32
-    [requests, context length], and writes nowhere. Synchronises.
+    Kernels depend on these sizes and on no number of requests, pages or splits, but that attention
+    has one with splits and one without (``tests/ops/test_compiled_once.py``). One request whose
+    table is the longest, req_to_token's int32 [requests, context length], has most splits, and
+    many of a page have fewest. As a graph's padding they are without tokens and write to slot 0.
+    ``multiple``: of what every batch is padded to. Synchronises.
     """
-    num_steps, device = constants.num_steps, req_to_token.device
-    lens = torch.ones(1, dtype=torch.int64, device=device)
-    window = constants.window
-    inputs = chain.prepare_step(lens, lens - 1, req_to_token, window, page_size, page_size)
-    tokens = torch.zeros(1, num_steps + 1, dtype=torch.int64, device=device)
-    accept_lens = chain.verify_chain(tokens, tokens[:, 1:])
-    chain.place_draft_decode(lens, accept_lens, inputs.slots, constants.draft_decode)
-    ones = torch.ones(num_steps + 1, device=device)
-    logits = torch.zeros(num_steps + 1, vocab_size, device=device)
+    device, width = req_to_token.device, constants.num_steps + 1
+    shortest = max(page_size, 2 * width)  # of their own they write 2K positions
+    many = min(MANY_REQUESTS, len(req_to_token))
+    for num_requests, max_kv_len in ((1, req_to_token.shape[1]), (many, shortest)):
+        batch_size = -(-num_requests // multiple) * multiple
+        nothing = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        tokens = torch.zeros(batch_size, width, dtype=torch.int64, device=device)
+        phases.prepare(tokens, Requests(nothing, nothing, req_to_token, max_kv_len, page_size))
+        phases.verify()
+        accept_lens = chain.verify_chain(tokens, tokens[:, 1:])
+        phases.draft(tokens, accept_lens, nothing + accept_lens)
+    ones = torch.ones(width, device=device)
+    logits = torch.zeros(width, vocab_size, device=device)
     top_ks = torch.full_like(ones, vocab_size, dtype=torch.int32)
     sampling.filter_probs(logits, ones[:, None], top_ks, ones, torch.zeros_like(ones))
     torch.get_device_module(device).synchronize()

@@ -220,7 +220,7 @@ def test_splits_are_merged_by_their_masses_and_in_the_order_of_queries(num_kv_he
     outputs[masses.isinf()] = float("nan")
     merged = torch.empty(2 * query_len, num_kv_heads * group, width)
     sizes = {"QUERY_LEN": query_len, "NUM_KV_HEADS": num_kv_heads, "GROUP": group, "WIDTH": width}
-    triton_launches.merge_splits(outputs, masses, merged, **sizes)
+    triton_launches.merge_splits(outputs, masses, merged, 3, **sizes)
     wanted = merged_by_loop(outputs, masses, num_kv_heads, query_len, group)
     torch.testing.assert_close(merged.double(), wanted, rtol=1e-5, atol=1e-6)
     with pytest.raises(AssertionError):

@@ -57,8 +57,10 @@ def compiled(launches: Launches) -> dict[str, int]:
     signature = {names[place]: "constexpr" for (place,) in constants}
     attributes = {}
     for place, value in enumerate(launches.args):
-        is_tensor = isinstance(value, torch.Tensor)
+        is_tensor, parameter = isinstance(value, torch.Tensor), kernel.params[place]
         signature[names[place]] = TYPES[value.dtype if is_tensor else type(value)]
+        if parameter.do_not_specialize or parameter.do_not_specialize_on_alignment:
+            continue
         if is_tensor or (isinstance(value, int) and value % 16 == 0):
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, {name: signature[name] for name in names}, constants, attributes)

@@ -227,8 +227,8 @@ def test_a_mask_off_by_one_would_be_seen(ahead, num_splits, split_into, kernels,
 def test_a_tile_read_to_its_end_would_let_the_poison_in(kernels, monkeypatch):
     honest = kernels._span_of_split.fn
 
-    def whole_tiles(kv_len, split, NUM_SPLITS, BLOCK_N):
-        return honest((kv_len + BLOCK_N - 1) // BLOCK_N * BLOCK_N, split, NUM_SPLITS, BLOCK_N)
+    def whole_tiles(kv_len, split, num_splits, BLOCK_N):
+        return honest((kv_len + BLOCK_N - 1) // BLOCK_N * BLOCK_N, split, num_splits, BLOCK_N)
 
     monkeypatch.setattr(kernels, "_span_of_split", whole_tiles)
     assert not mla_is_right(mla_batch(3, 1, 128, lengths=(40, 130)))

@@ -90,7 +90,7 @@ def latent(
     operands = *queries, *caches, torch.tensor(PAGES), torch.tensor(KV_LENS)
     return Launch(
         (blocks, num_splits, len(KV_LENS)),
-        (*operands, *initial, scale, *2 * (rank, rope), len(PAGES[0])),
+        (*operands, *initial, scale, *2 * (rank, rope), len(PAGES[0]), num_splits),
         expected,
         CHANGES_IN_MEMORY if in_memory else CHANGES,
         TOLERANCE + (0 if is_partial else 2**-8 * 5),  # and once more for the output
@@ -121,7 +121,7 @@ def gqa_split(query_len: int) -> Launch:
     strides = num_kv_heads * dim, num_kv_heads * dim, len(PAGES[0])
     return Launch(
         (1, NUM_SPLITS, len(KV_LENS) * num_kv_heads),
-        (*operands, *initial, scale, *strides),
+        (*operands, *initial, scale, *strides, NUM_SPLITS),
         {5: output, 6: masses},
         CHANGES,
         TOLERANCE,
@@ -155,15 +155,15 @@ def merge_splits() -> Launch:
     output = torch.full(merged.shape, UNWRITTEN, dtype=torch.bfloat16)
     changes = (("arith.mulf", "arith.addf"), ("arith.divf", "arith.mulf"))
     grid = (masses.numel() // NUM_SPLITS, 1)
-    return Launch(grid, (outputs, masses, output), {2: merged}, changes, 5 * 2**-8)
+    return Launch(grid, (outputs, masses, output, NUM_SPLITS), {2: merged}, changes, 5 * 2**-8)
 
 
 LAUNCHES = {
-    "mla_split bf16 H=16 rows=64 splits=2": partial(latent, NUM_SPLITS),
-    "mla_in_parts bf16 H=16 rows=64 splits=2": partial(latent, NUM_SPLITS, 1),
+    "mla_split bf16 H=16 rows=64 split": partial(latent, NUM_SPLITS),
+    "mla_in_parts bf16 H=16 rows=64 split": partial(latent, NUM_SPLITS, 1),
     "mla_in_parts bf16 H=16 rows=64": partial(latent, 1, 1),
-    "mla_in_memory bf16 H=32 rows=128 splits=2": partial(latent, NUM_SPLITS, 1, 32, True),
-    "gqa_split bf16 H=32/8 D=128 splits=2": partial(gqa_split, QUERY_LEN),
+    "mla_in_memory bf16 H=32 rows=128 split": partial(latent, NUM_SPLITS, 1, 32, True),
+    "gqa_split bf16 H=32/8 D=128 split": partial(gqa_split, QUERY_LEN),
     "gqa_split bf16 H=32/8 D=128 decode": partial(gqa_split, 1),
-    "merge_splits 2": merge_splits,
+    "merge_splits": merge_splits,
 }

@@ -183,9 +183,9 @@ class Splits:
             "QUERY_LEN": query_len,
             "NUM_KV_HEADS": num_kv_heads,
             "GROUP": num_heads // num_kv_heads,
-            "NUM_SPLITS": num_splits,
             "WIDTH": width,
-            "BLOCK_SPLITS": power_of_2(num_splits),
+            # Not of this launch: one program merges any number.
+            "BLOCK_SPLITS": power_of_2(min(machine_of(output.device).num_cores, MAX_SPLITS)),
             "BLOCK_WIDTH": MERGED_COLUMNS,
         }
 
@@ -194,6 +194,6 @@ class Splits:
 
         if self.outputs is not self.output:
             grid = (len(self.masses), -(-self.output.shape[2] // MERGED_COLUMNS))
-            operands = self.outputs, self.masses, self.output
+            operands = self.outputs, self.masses, self.output, self.num_splits
             triton_latent_kernels.merge_splits[grid](*operands, **self.constants)
         return self.output

@@ -57,13 +57,12 @@ def gqa_tiles(
 
 
 def launch_options(
-    query: torch.Tensor, tiles: Tiles, splits: Splits, query_len: int, page_size: int
+    query: torch.Tensor, tiles: Tiles, query_len: int, page_size: int
 ) -> dict[str, Any]:
-    """The constants that both kernels have."""
+    """The constants that all kernels have."""
     return {
         "QUERY_LEN": query_len,
         "PAGE_SIZE": page_size,
-        "NUM_SPLITS": splits.num_splits,
         "OPERAND": operand_type(query.dtype),
         "BLOCK_M": tiles.block_m,
         "BLOCK_N": tiles.block_n,
@@ -100,6 +99,8 @@ def paged_mla(
     num_blocks = -(-query_len * num_heads // (tiles.block_m * max(1, turns)))
     num_splits = num_splits_of(query, block_table, page_size, batch_size * num_blocks)
     splits = Splits(output, query_len, 1, num_splits, in_memory=turns > 0)
+    if not turns:
+        constants["IS_SPLIT"] = num_splits > 1
     if rope_cache is None:
         rope_cache = latent_cache[..., kv_lora_rank:]
     # Blocks of rows first: those that read the same keys run side by side and share a cache.
@@ -118,8 +119,9 @@ def paged_mla(
         latent_cache.stride(0),
         rope_cache.stride(0),
         block_table.stride(0),
+        splits.num_splits,
         **constants,
-        **launch_options(query, tiles, splits, query_len, page_size),
+        **launch_options(query, tiles, query_len, page_size),
     )
     return splits.merged()
 
@@ -181,6 +183,7 @@ def paged_gqa(
         "GROUP": group,
         "HEAD_DIM": query.shape[2],
         "BLOCK_DIM": power_of_2(query.shape[2]),
+        "IS_SPLIT": num_splits > 1,
     }
     triton_kernels.gqa_split[(num_blocks, splits.num_splits, num_streams)](
         query,
@@ -194,8 +197,9 @@ def paged_gqa(
         key_cache.stride(0),
         value_cache.stride(0),
         block_table.stride(0),
+        splits.num_splits,
         **constants,
-        **launch_options(query, tiles, splits, query_len, page_size),
+        **launch_options(query, tiles, query_len, page_size),
     )
     return splits.merged()
 

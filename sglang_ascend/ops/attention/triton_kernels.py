@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 
 from sglang_ascend.ops.attention.triton_latent_kernels import (
+    CHANGING,
+    UNALIGNED,
     _num_visible,
     _slots_of_tile,
     _softmax_step,
@@ -27,29 +29,30 @@ def _store_split(
     rows,
     inside,
     split,
-    NUM_SPLITS: tl.constexpr,
+    num_splits,
+    IS_SPLIT: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
 ):
-    """output [rows, NUM_SPLITS, WIDTH] = weighted / total, masses [rows, NUM_SPLITS] = log-sum-exp.
+    """output [rows, num_splits, WIDTH] = weighted / total, masses [rows, num_splits] = log-sum-exp.
 
     ``rows`` count from ``first_row``: what is added to a vector of them fits 32 bits. Of several
     splits one that a row sees nothing of has mass log 0.
     """
     total = tl.maximum(total, 1.0)  # no change to a row that has seen a key: its highest weighs 1
     result = weighted / total[:, None]
-    places = rows * NUM_SPLITS + split
-    masses += first_row * NUM_SPLITS
-    output += first_row * NUM_SPLITS * WIDTH
+    places = rows * num_splits + split
+    masses += first_row * num_splits
+    output += first_row * num_splits * WIDTH
     columns = tl.arange(0, BLOCK_WIDTH)
-    if NUM_SPLITS > 1:
+    if IS_SPLIT:
         mass = highest + tl.log(total)  # -inf where nothing was seen
         tl.store(masses + places, mass, mask=inside)
     mask = inside[:, None] & (columns < WIDTH)[None, :]
     tl.store(output + places[:, None] * WIDTH + columns[None, :], result, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
 def mla_split(
     query,
     query_rope,
@@ -65,12 +68,13 @@ def mla_split(
     latent_stride,
     rope_stride,
     table_stride,
+    num_splits,
     QUERY_LEN: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     OPERAND: tl.constexpr,  # the dtype of the products' factors
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -97,7 +101,8 @@ def mla_split(
     kv_len = tl.load(kv_lens + request).to(tl.int32)
     num_visible = _num_visible(kv_len, rows // NUM_HEADS, QUERY_LEN)
     pages = block_table + request.to(tl.int64) * table_stride
-    first, end = _span_of_split(kv_len, split, NUM_SPLITS, BLOCK_N)
+    num_splits = num_splits if IS_SPLIT else 1
+    first, end = _span_of_split(kv_len, split, num_splits, BLOCK_N)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M, BLOCK_RANK], tl.float32)
@@ -129,13 +134,14 @@ def mla_split(
         rows,
         inside,
         split,
-        NUM_SPLITS,
+        num_splits,
+        IS_SPLIT,
         RANK,
         BLOCK_RANK,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
 def gqa_split(
     query,
     key_cache,
@@ -148,12 +154,13 @@ def gqa_split(
     key_stride,
     value_stride,
     table_stride,
+    num_splits,
     QUERY_LEN: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,  # query heads of a key head
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     OPERAND: tl.constexpr,  # the dtype of the products' factors
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -177,7 +184,8 @@ def gqa_split(
     kv_len = tl.load(kv_lens + request).to(tl.int32)
     num_visible = _num_visible(kv_len, folded // GROUP, QUERY_LEN)
     pages = block_table + request.to(tl.int64) * table_stride
-    first, end = _span_of_split(kv_len, split, NUM_SPLITS, BLOCK_N)
+    num_splits = num_splits if IS_SPLIT else 1
+    first, end = _span_of_split(kv_len, split, num_splits, BLOCK_N)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     weighted = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
@@ -196,7 +204,7 @@ def gqa_split(
         value = tl.load(value_rows + dim, mask=written, other=0.0).to(OPERAND)
         weighted *= factor[:, None]
         weighted = tl.dot(weights.to(value.dtype), value, weighted, input_precision="ieee")
-    if NUM_SPLITS > 1:  # in the order of the programs, so that one writes one run of rows
+    if IS_SPLIT:  # in the order of the programs, so that one writes one run of rows
         first_row, rows = tl.program_id(2).to(tl.int64) * (QUERY_LEN * GROUP), folded
     _store_split(
         output,
@@ -208,7 +216,8 @@ def gqa_split(
         rows,
         inside,
         split,
-        NUM_SPLITS,
+        num_splits,
+        IS_SPLIT,
         HEAD_DIM,
         BLOCK_DIM,
     )

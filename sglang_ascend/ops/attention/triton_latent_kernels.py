@@ -10,11 +10,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Numbers that change while serving are compiled for once, whether 1, a multiple of 16 or neither:
+# a number of splits in each program would be up to 20 compilations of each kernel.
+CHANGING = ["table_stride", "num_splits"]
+# Those of a chain's draft decodes are rows of one tensor, at any distance.
+UNALIGNED = ["kv_lens"]
+
 
 @triton.jit
-def _span_of_split(kv_len, split, NUM_SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+def _span_of_split(kv_len, split, num_splits, BLOCK_N: tl.constexpr):
     """[first, end) of a split's keys: whole tiles, spread evenly; empty past the last tile."""
-    keys_per_split = tl.cdiv(tl.cdiv(kv_len, BLOCK_N), NUM_SPLITS) * BLOCK_N
+    keys_per_split = tl.cdiv(tl.cdiv(kv_len, BLOCK_N), num_splits) * BLOCK_N
     first = split * keys_per_split
     return first, tl.minimum(first + keys_per_split, kv_len)
 
@@ -84,7 +90,7 @@ def _scores(
     return tl.dot(query_turned, tl.trans(key_turned), scores, input_precision="ieee")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
 def mla_in_parts(
     query,
     query_rope,
@@ -100,12 +106,13 @@ def mla_in_parts(
     latent_stride,
     rope_stride,
     table_stride,
+    num_splits,
     QUERY_LEN: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
+    IS_SPLIT: tl.constexpr,
     OPERAND: tl.constexpr,  # the dtype of the products' factors
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -127,7 +134,8 @@ def mla_in_parts(
     kv_len = tl.load(kv_lens + request).to(tl.int32)
     num_visible = _num_visible(kv_len, rows // NUM_HEADS, QUERY_LEN)
     pages = block_table + request.to(tl.int64) * table_stride
-    first, end = _span_of_split(kv_len, split, NUM_SPLITS, BLOCK_N)
+    num_splits = num_splits if IS_SPLIT else 1
+    first, end = _span_of_split(kv_len, split, num_splits, BLOCK_N)
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sum_0 = tl.zeros([BLOCK_M, PART], tl.float32)
@@ -157,28 +165,28 @@ def mla_in_parts(
         sum_3 = tl.dot(weights, key_3, sum_3 * factor, input_precision="ieee")
 
     total = tl.maximum(total, 1.0)  # no change to a row that has seen a key: its highest weighs 1
-    places = rows * NUM_SPLITS + split
-    if NUM_SPLITS > 1:
+    places = rows * num_splits + split
+    if IS_SPLIT:
         mass = highest + tl.log(total)  # -inf where nothing was seen
-        tl.store(masses + first_row * NUM_SPLITS + places, mass, mask=rows < QUERY_LEN * NUM_HEADS)
-    output_rows = output + first_row * NUM_SPLITS * RANK + places[:, None] * RANK
+        tl.store(masses + first_row * num_splits + places, mass, mask=rows < QUERY_LEN * NUM_HEADS)
+    output_rows = output + first_row * num_splits * RANK + places[:, None] * RANK
     _store_part(output_rows, sum_0 / total[:, None], inside, 0, RANK, PART)
     _store_part(output_rows, sum_1 / total[:, None], inside, 1, RANK, PART)
     _store_part(output_rows, sum_2 / total[:, None], inside, 2, RANK, PART)
     _store_part(output_rows, sum_3 / total[:, None], inside, 3, RANK, PART)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def merge_splits(
     split_outputs,
     masses,
     output,
+    num_splits,
     QUERY_LEN: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     WIDTH: tl.constexpr,
-    BLOCK_SPLITS: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,  # as many as there can be, or more
     BLOCK_WIDTH: tl.constexpr,
 ):
     """Program (row, columns): the outputs of a row's splits, weighed by the softmax of masses.
@@ -192,18 +200,18 @@ def merge_splits(
     output_row = ((request * QUERY_LEN + query) * NUM_KV_HEADS + kv_head) * GROUP + head
 
     splits = tl.arange(0, BLOCK_SPLITS)
-    masses += row.to(tl.int64) * NUM_SPLITS
-    mass = tl.load(masses + splits, mask=splits < NUM_SPLITS, other=float("-inf"))
+    masses += row.to(tl.int64) * num_splits
+    mass = tl.load(masses + splits, mask=splits < num_splits, other=float("-inf"))
     highest = tl.max(mass, 0)
     weights = tl.exp(mass - tl.where(highest == float("-inf"), 0.0, highest))
     total = tl.maximum(tl.sum(weights, 0), 1.0)  # the highest mass has weight 1, if there is one
 
     columns = tl.program_id(1) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
     seen = (mass > float("-inf"))[:, None] & (columns < WIDTH)[None, :]
-    split_outputs += row.to(tl.int64) * (NUM_SPLITS * WIDTH)
+    split_outputs += row.to(tl.int64) * (num_splits * WIDTH)
     places = splits[:, None] * WIDTH + columns[None, :]
     # triton-ascend keeps masks that follow from places, and reads what others exclude.
-    within = (splits < NUM_SPLITS)[:, None] & (columns < WIDTH)[None, :]
+    within = (splits < num_splits)[:, None] & (columns < WIDTH)[None, :]
     outputs = tl.where(seen, tl.load(split_outputs + places, mask=within, other=0.0), 0.0)
     merged = tl.sum(outputs * weights[:, None], 0) / total
     tl.store(output + output_row.to(tl.int64) * WIDTH + columns, merged, mask=columns < WIDTH)

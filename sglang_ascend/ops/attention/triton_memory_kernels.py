@@ -6,6 +6,8 @@ import triton
 import triton.language as tl
 
 from sglang_ascend.ops.attention.triton_latent_kernels import (
+    CHANGING,
+    UNALIGNED,
     _load_parts,
     _num_visible,
     _scores,
@@ -34,7 +36,7 @@ def _add_part(sums, weights, values, factor, mask, part, WIDTH: tl.constexpr, PA
     _store_part(sums, added, mask, part, WIDTH, PART)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=CHANGING, do_not_specialize_on_alignment=UNALIGNED)
 def mla_in_memory(
     query,
     query_rope,
@@ -50,12 +52,12 @@ def mla_in_memory(
     latent_stride,
     rope_stride,
     table_stride,
+    num_splits,
     QUERY_LEN: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
     OPERAND: tl.constexpr,  # the dtype of the products' factors
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -73,15 +75,15 @@ def mla_in_memory(
     rope = tl.arange(0, BLOCK_ROPE)[None, :]
     query += first_row * query_stride
     query_rope += first_row * query_rope_stride
-    output += first_row * NUM_SPLITS * RANK
-    masses += first_row * NUM_SPLITS
+    output += first_row * num_splits * RANK
+    masses += first_row * num_splits
     kv_len = tl.load(kv_lens + request).to(tl.int32)
     pages = block_table + request.to(tl.int64) * table_stride
-    first, end = _span_of_split(kv_len, split, NUM_SPLITS, BLOCK_N)
+    first, end = _span_of_split(kv_len, split, num_splits, BLOCK_N)
     for block in range(NUM_BLOCKS):
         rows = (tl.program_id(0) * NUM_BLOCKS + block) * BLOCK_M + tl.arange(0, BLOCK_M)
         nothing = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        tl.store(masses + rows * NUM_SPLITS + split, nothing, mask=rows < QUERY_LEN * NUM_HEADS)
+        tl.store(masses + rows * num_splits + split, nothing, mask=rows < QUERY_LEN * NUM_HEADS)
     for start in range(first, end, BLOCK_N):
         keys = start + tl.arange(0, BLOCK_N)
         slots = _slots_of_tile(pages, start, end, PAGE_SIZE, BLOCK_N)[:, None]
@@ -107,7 +109,7 @@ def mla_in_memory(
             num_visible = _num_visible(kv_len, rows // NUM_HEADS, QUERY_LEN)
             visible = keys[None, :] < num_visible[:, None]
             scores = tl.where(visible, scores * scale, float("-inf"))
-            places = rows * NUM_SPLITS + split
+            places = rows * num_splits + split
             known = rows < QUERY_LEN * NUM_HEADS
             mass_before = tl.load(masses + places, mask=known, other=0.0)
             mass = _mass_with(mass_before, scores)

@@ -1,4 +1,5 @@
-"""Captures the step in SGLang's graphs when the server starts, once for each batch size."""
+"""Compiles the step when the server starts, and captures it in SGLang's graphs, once for each batch
+size."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from sglang.srt.distributed.parallel_state import graph_capture
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
-from sglang.srt.runtime_context import get_disagg
+from sglang.srt.runtime_context import get_disagg, get_parallel
 from sglang.srt.utils.common import DynamicGradMode
 
 from sglang_ascend.plugin.mtp.batch_sampling import SamplingParts
@@ -23,17 +24,37 @@ from sglang_ascend.speculative.captured import (
     Graph,
     StepBuffers,
     capture_phases,
+    warm_up,
 )
 from sglang_ascend.speculative.step import LaunchedPhases, StepConstants
 
 logger = logging.getLogger(__name__)
 
 
+def decodes() -> bool:
+    """False where another server decodes what this one has prefilled."""
+    return get_disagg().disaggregation_mode != "prefill"
+
+
 def decodes_by_graphs() -> bool:
-    """False where graphs are switched off (--cuda-graph-backend-decode disabled), or nothing is
-    decoded."""
-    off = check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
-    return not off and get_disagg().disaggregation_mode != "prefill"
+    """False where graphs are switched off (--cuda-graph-backend-decode disabled)."""
+    return decodes() and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
+
+
+def compile_step(
+    models: StepModels, sampling: SamplingParts, constants: StepConstants, page_size: int
+) -> None:
+    """So that no request waits for a compiler: by graphs or not, steps may be launched."""
+    target = models.target
+    phases = LaunchedPhases(MTPForwards(models), sampling.propose_likeliest, constants)
+    req_to_token = target.req_to_token_pool.req_to_token
+    vocab_size = target.model_config.vocab_size
+    started = time.perf_counter()
+    with DynamicGradMode():
+        # Ranks that share the heads of a batch each reduce a part of its rows.
+        multiple = get_parallel().attn_tp_size
+        warm_up(phases, constants, req_to_token, page_size, vocab_size, multiple)
+    logger.info("Compiled MTP's step in %.1f s.", time.perf_counter() - started)
 
 
 def capture_steps(

@@ -25,7 +25,12 @@ from sglang_ascend.plugin.mtp.adaptive.chains import Chains, make_chains
 from sglang_ascend.plugin.mtp.batch_sampling import BatchSampling, SamplingParts
 from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
 from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
-from sglang_ascend.plugin.mtp.step_graphs import capture_steps, decodes_by_graphs
+from sglang_ascend.plugin.mtp.step_graphs import (
+    capture_steps,
+    compile_step,
+    decodes,
+    decodes_by_graphs,
+)
 from sglang_ascend.plugin.mtp.target import prepare_target
 from sglang_ascend.plugin.observability.step import (
     make_acceptance_counts,
@@ -35,7 +40,7 @@ from sglang_ascend.plugin.observability.step import (
 from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Relaxed, Threshold
-from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps, warm_up
+from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps
 from sglang_ascend.speculative.drawn import DrawnDrafts
 from sglang_ascend.speculative.padded import PaddedPhases
 from sglang_ascend.speculative.step import (
@@ -157,15 +162,12 @@ class MTPWorker(EAGLEWorkerV2):
         self.chains = make_chains(
             self.speculative_num_steps, self.speculative_num_draft_tokens, self.target_worker
         )
-        if device_profile().captures_step:
-            target = self.target_worker.model_runner
+        if device_profile().captures_step and decodes():
             constants = self.step_constants[self.speculative_num_steps]
-            req_to_token = target.req_to_token_pool.req_to_token
-            warm_up(constants, req_to_token, self.page_size, target.model_config.vocab_size)
+            step = self.models, self.sampling_parts, constants, self.page_size
+            compile_step(*step)
             if decodes_by_graphs():
-                self.captured_steps = capture_steps(
-                    self.models, self.sampling_parts, constants, self.page_size
-                )
+                self.captured_steps = capture_steps(*step)
 
     def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
         """As SGLang's, with the start of what is counted of each request's output."""

@@ -42,6 +42,7 @@ def merge_splits(
     split_outputs: torch.Tensor,
     masses: torch.Tensor,
     output: torch.Tensor,
+    num_splits: int,
     *,
     QUERY_LEN: int,
     NUM_KV_HEADS: int,
