@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +69,7 @@ def plan_memory(
         typer.echo(f"sglang-ascend: {error}", err=True)
         raise typer.Exit(2) from None
     if as_json:
-        typer.echo(json.dumps([one.as_dict() for one in plans], indent=2))
+        typer.echo(json.dumps([asdict(one) for one in plans], indent=2))
     else:
         _print(plans, context_length)
 

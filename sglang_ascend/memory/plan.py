@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil
-from typing import Any
+from math import ceil, prod
 
 from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
@@ -90,9 +89,6 @@ class Plan:
     tokens: int
     requests: int
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def plan(config: ModelConfig, weights: str, deployment: Deployment) -> Plan:
     """
@@ -139,7 +135,7 @@ def tensors(family: Family, config: ModelConfig) -> Iterator[Expected]:
 def num_bytes(tensor: Expected, recipe: Recipe | None) -> int:
     """Of one tensor, in bf16 where the recipe leaves it float."""
     scheme = None if recipe is None else _scheme(tensor, recipe)
-    count = _product(tensor.shape)
+    count = prod(tensor.shape)
     if scheme is None:
         return count * (4 if tensor.name.endswith(FLOAT32_NAMES) else FLOAT_BYTES)
     rows, columns = tensor.shape
@@ -211,10 +207,3 @@ def _family(config: ModelConfig) -> Family:
             "not know the tensors; docs/features.md lists the families"
         )
     return family
-
-
-def _product(sizes: Sequence[int]) -> int:
-    count = 1
-    for size in sizes:
-        count *= size
-    return count

@@ -1,6 +1,7 @@
 """`plan-memory` counts the bytes that files hold, and shares them as SGLang's ranks do."""
 
 import json
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -83,15 +84,11 @@ def test_published_models_have_transformers_parameters(name, tmp_path):
     counted = [t for t in tensors(find_family(config), config) if is_target(t.name, config)]
     expected = sum(parameter.numel() for parameter in model.parameters())
     biases = sum(t.shape[0] for t in counted if t.name.endswith("e_score_correction_bias"))
-    assert sum(product(t.shape) for t in counted) - biases == expected
+    assert sum(prod(t.shape) for t in counted) - biases == expected
 
 
 def is_target(name: str, config: ModelConfig) -> bool:
     return not name.startswith(f"model.layers.{config.size('num_hidden_layers')}.")
-
-
-def product(sizes: tuple[int, ...]) -> int:
-    return int(torch.tensor(sizes).prod())
 
 
 def test_the_shares_are_those_of_sglang_s_layers():
@@ -122,7 +119,7 @@ def test_ranks_hold_all_and_what_is_on_each_of_them_as_often(tmp_path):
     folder = folder_of("DeepseekV3", tmp_path / "v3")
     family, config = of(folder)
     copied = sum(
-        2 * product(tensor.shape)
+        2 * prod(tensor.shape)
         for tensor in tensors(family, config)
         if share_of(tensor.name) is Share.WHOLE
     )
