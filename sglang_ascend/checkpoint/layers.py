@@ -72,8 +72,8 @@ def glm4_moe_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
     """Glm4MoeDecoderLayer: grouped-query attention, and a dense or an expert MLP."""
     yield from _grouped_query_attention(config, biased=config.flag("attention_bias"))
     if config.flag("use_qk_norm"):
-        yield Expected("self_attn.q_norm.weight", (_head_dim(config),))
-        yield Expected("self_attn.k_norm.weight", (_head_dim(config),))
+        yield Expected("self_attn.q_norm.weight", (head_dim(config),))
+        yield Expected("self_attn.k_norm.weight", (head_dim(config),))
     yield from _glm4_mlp(config, sparse)
     yield from _layer_norms(config)
 
@@ -94,15 +94,16 @@ def glm4_moe_sparse(config: ModelConfig, layer: int) -> bool:
     return layer >= config.count("first_k_dense_replace")
 
 
-def _head_dim(config: ModelConfig) -> int:
+def head_dim(config: ModelConfig) -> int:
+    """Of one head of grouped-query attention."""
     explicit = config.optional_size("head_dim")
     return explicit or config.size("hidden_size") // config.size("num_attention_heads")
 
 
 def _grouped_query_attention(config: ModelConfig, biased: bool) -> Iterator[Expected]:
-    hidden, head_dim = config.size("hidden_size"), _head_dim(config)
-    q_size = config.size("num_attention_heads") * head_dim
-    kv_size = config.size("num_key_value_heads") * head_dim
+    hidden, width = config.size("hidden_size"), head_dim(config)
+    q_size = config.size("num_attention_heads") * width
+    kv_size = config.size("num_key_value_heads") * width
     for projection, out_features in (("q_proj", q_size), ("k_proj", kv_size), ("v_proj", kv_size)):
         yield Expected(f"self_attn.{projection}.weight", (out_features, hidden))
         if biased:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sglang_ascend.quantization.cli import refusals
+
 if TYPE_CHECKING:
     from sglang_ascend.memory.plan import Plan
 
@@ -48,7 +50,7 @@ def plan_memory(
     from sglang_ascend.checkpoint.config import read_config
     from sglang_ascend.memory.plan import Deployment, plan
 
-    try:
+    with refusals(ValueError):
         config = read_config(folder)
         plans = [
             plan(
@@ -65,9 +67,6 @@ def plan_memory(
             for name in weights or DEFAULT_WEIGHTS
             for number in _fitting(config.size("num_attention_heads"), ranks, dp_size)
         ]
-    except ValueError as error:
-        typer.echo(f"sglang-ascend: {error}", err=True)
-        raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in plans], indent=2))
     else:

@@ -10,7 +10,7 @@ from math import ceil, prod
 from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.families import Family, find_family, mtp_tensors, target_tensors
-from sglang_ascend.checkpoint.layers import FUSED_EXPERTS, Expected
+from sglang_ascend.checkpoint.layers import FUSED_EXPERTS, Expected, head_dim
 from sglang_ascend.quantization.qconfig import QConfig
 from sglang_ascend.quantization.recipe import Recipe, read_recipe
 from sglang_ascend.quantization.weight import HEAD
@@ -180,11 +180,8 @@ def token_bytes(config: ModelConfig, deployment: Deployment) -> int:
             FLOAT_BYTES * layers * (config.size("kv_lora_rank") + config.size("qk_rope_head_dim"))
         )
     kv_heads = config.size("num_key_value_heads")
-    head_dim = config.optional_size("head_dim") or (
-        config.size("hidden_size") // config.size("num_attention_heads")
-    )
     of_rank = ceil(kv_heads / deployment.attention_ranks)
-    return FLOAT_BYTES * layers * 2 * of_rank * head_dim
+    return FLOAT_BYTES * layers * 2 * of_rank * head_dim(config)
 
 
 def _divisors(config: ModelConfig, deployment: Deployment) -> dict[Share, int]:

@@ -12,6 +12,7 @@ import torch
 
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.checkpoint.config import ModelConfig
+from sglang_ascend.checkpoint.layers import head_dim
 
 ARCHITECTURE = "LlamaForCausalLM"
 # What Llama means where config.json is silent and Qwen2 means something else.
@@ -49,12 +50,11 @@ def as_qwen2(config: ModelConfig) -> ModelConfig:
 def zero_biases(config: ModelConfig) -> Iterator[tuple[str, int]]:
     """Name and length of each bias that the Qwen2 has and the Llama has not."""
     heads = config.size("num_attention_heads")
-    head_dim = config.optional_size("head_dim") or config.size("hidden_size") // heads
     sizes = {"q": heads, "k": config.size("num_key_value_heads")}
     sizes["v"] = sizes["k"]
     for layer in range(config.size("num_hidden_layers")):
         for name, count in sizes.items():
-            yield f"model.layers.{layer}.self_attn.{name}_proj.bias", count * head_dim
+            yield f"model.layers.{layer}.self_attn.{name}_proj.bias", count * head_dim(config)
 
 
 def zero_tensors(config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
