@@ -118,6 +118,17 @@ def test_the_plots_and_the_log_show_acceptance_at_each_position(finished):
         assert all(0 <= float(x) <= 760 and 0 <= float(y) <= 360 for x, y in points)
 
 
+def test_acceptance_is_watched_whatever_the_products_are(target, finished, generated):
+    """Products in bfloat16 are a GPU's default; held-out replies are judged in float32."""
+    train_mtp(target, generated, "--dtype", "bfloat16")
+    steps, whole = (
+        [look["step"] for look in provenance.read_log(out / "run" / "acceptance.jsonl")]
+        for out in (generated, finished)
+    )
+    assert steps == whole
+    assert not same_weights(finished, generated)
+
+
 def test_what_is_done_is_not_done_again(target, finished):
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     said = train_mtp(target, finished)

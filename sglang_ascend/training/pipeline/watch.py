@@ -48,9 +48,8 @@ class Watch:
     def look(self, trainer: Trainer) -> list[float]:
         """The share of the draft at each position that is accepted where those before it were."""
         self.layer.load_state_dict(trainer.layer.state_dict() | trainer.average)
-        return accepted_shares(
-            self.layer, self.outputs, trainer.embedding, trainer.head, self.num_steps
-        )
+        embedding, head = trainer.embedding.float(), trainer.head.float()  # whatever it trains in
+        return accepted_shares(self.layer, self.outputs, embedding, head, self.num_steps)
 
 
 def accepted_shares(
