@@ -73,7 +73,6 @@ def test_the_recorded_digests_are_those_of_the_installed_wheel(tmp_path):
     assert {name: digest(wheel.definition(name).node) for name in names} == names
 
 
-@pytest.mark.slow
 def test_two_downloaded_wheels_say_the_same(tmp_path):
     old, new = (Wheel(upstream.download(version, tmp_path)) for version in (OLD, NEW))
     names = list(json.loads(DATA.read_text())[NEW])
@@ -164,6 +163,19 @@ def test_another_body_signature_or_value_is_a_change_of_that_name_alone(
 def test_what_is_imported_again_changes_with_its_origin(tmp_path):
     found = compare(tmp_path, ALL, tools=TOOLS.replace("+ 1", "+ 2"))
     assert found == {"sglang.tools.helper": "changed", "sglang.core.assist": "changed"}
+
+
+def test_what_a_module_takes_from_another_by_a_star_is_found_there(tmp_path):
+    more = "from sglang.core import *\nfrom .tools import *\n"
+    old, new = (
+        zipped(tmp_path / f"{number}.whl", {"core.py": BASE, "tools.py": tools, "more.py": more})
+        for number, tools in enumerate((TOOLS, TOOLS.replace("+ 1", "+ 2")))
+    )
+    used = [Use("import", f"sglang.more.{name}", "") for name in ("helper", "free", "nothing")]
+    assert {c.name: c.what for c in changes(old, new, used)} == {
+        "sglang.more.helper": "changed",
+        "sglang.more.nothing": "not in the old release",
+    }
 
 
 def test_a_name_that_moved_is_told_from_one_that_vanished(tmp_path):

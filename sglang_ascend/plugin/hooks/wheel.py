@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sglang_ascend.plugin.hooks.source import find
+from sglang_ascend.plugin.hooks.source import find, statements
 
 _PACKAGE = "sglang"
 _MAX_REEXPORTS = 5
@@ -20,6 +20,15 @@ class Definition:
     path: str  # in the wheel
     name: str  # of the function, class or constant in it
     node: ast.AST
+
+
+def _module(path: str, node: ast.ImportFrom) -> str:
+    """The absolute name of what a module at `path` imports from."""
+    if not node.level:
+        return node.module or ""
+    package = path.removesuffix(".py").removesuffix("/__init__").split("/")
+    keep = len(package) - node.level + path.endswith("/__init__.py")
+    return ".".join([*package[:keep], *([node.module] if node.module else [])])
 
 
 class Wheel:
@@ -68,19 +77,23 @@ class Wheel:
         if origin is not None:
             return self.definition(f"{origin}.{member}" if member else origin, depth + 1)
         node = find(self.tree(path), rest)
-        return None if node is None else Definition(path, rest, node)
+        if node is not None:
+            return Definition(path, rest, node)
+        every = (self.definition(f"{module}.{rest}", depth + 1) for module in self._starred(path))
+        return next(filter(None, every), None)
+
+    def _starred(self, path: str) -> list[str]:
+        """The modules of SGLang of which a module imports everything, the last one first."""
+        imports = [n for n in statements(self.tree(path)) if isinstance(n, ast.ImportFrom)]
+        modules = [_module(path, n) for n in reversed(imports) if n.names[0].name == "*"]
+        return [module for module in modules if module.split(".")[0] == _PACKAGE]
 
     def imported_from(self, path: str, name: str) -> str | None:
         """The absolute name behind ``name`` in a module that imports it from SGLang."""
         node = find(self.tree(path), name)
         if not isinstance(node, ast.ImportFrom):
             return None
-        package = path.removesuffix(".py").removesuffix("/__init__").split("/")
-        if node.level:
-            keep = len(package) - node.level + path.endswith("/__init__.py")
-            module = ".".join([*package[:keep], *([node.module] if node.module else [])])
-        else:
-            module = node.module or ""
+        module = _module(path, node)
         (alias,) = [a for a in node.names if (a.asname or a.name) == name]
         return f"{module}.{alias.name}" if module.split(".")[0] == _PACKAGE else None
 
