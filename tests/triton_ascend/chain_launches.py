@@ -25,7 +25,10 @@ def prepare_step() -> Launch:
     slots = [[of_row[i][start + j] for j in range(2 * num_steps)] for i, start in enumerate(starts)]
     kv_lens = [start + num_steps + 1 for start in starts]
     firsts = [i * page_size for i in range(num_pages)]
-    block_table = [[listed[slot] // page_size for slot in firsts] for listed in of_row]
+    block_table = [
+        [listed[p] // page_size if p < start + 2 * num_steps else 0 for p in firsts]
+        for start, listed in zip(starts, of_row, strict=True)
+    ]
     expected = [torch.tensor(rows) for rows in (positions, row_slots, slots, kv_lens, block_table)]
     outputs = [unwritten(*tensor.shape) for tensor in expected]
     inputs = torch.tensor(starts), torch.tensor(rows), lists
@@ -38,8 +41,9 @@ def prepare_step() -> Launch:
             ("arith.addi %18, %9", "arith.subi %18, %9"),  # positions
             ("%arg15, %c6_i32", "%arg15, %c4_i32"),  # slots
             ("arith.addi %6, %3", "arith.addi %6, %6"),  # row_slots
-            ("arith.muli %28, %c16", "arith.addi %28, %c16"),  # the first slot of a page
-            ("arith.divsi %37", "arith.addi %37"),  # its page
+            ("arith.addi %17, %c21_i32", "arith.addi %17, %c4_i32"),  # how many pages are its own
+            ("arith.muli %30, %c16", "arith.addi %30, %c16"),  # the first slot of a page
+            ("arith.divsi %39", "arith.addi %39"),  # its page
         ),
     )
 
