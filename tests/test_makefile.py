@@ -189,16 +189,20 @@ def test_make_serve_stops_where_the_model_is_unknown(tree):
     assert "launch_server" not in process.stdout
 
 
-@pytest.mark.parametrize("failing", ["nothing", "test", "test-npu-emulated"])
+CI_TARGETS = ["test", "test-npu-emulated", "test-triton-ascend"]
+
+
+@pytest.mark.parametrize("failing", ["nothing", *CI_TARGETS])
 def test_continuous_integration_reports_failure_and_leaves_no_process(tmp_path, failing):
     (tmp_path / ".ci").mkdir()
     script = shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
     recipe = f'@sleep 300 & echo $$! >>left; [ "$@" != {failing} ]'
-    (tmp_path / "Makefile").write_text(f"test test-npu-emulated:\n\t{recipe}\n")
+    (tmp_path / "Makefile").write_text(f"{' '.join(CI_TARGETS)}:\n\t{recipe}\n")
     process = subprocess.run(["bash", script], stdin=subprocess.DEVNULL, timeout=60)
     assert (process.returncode != 0) == (failing != "nothing")
     left = (tmp_path / "left").read_text().split()
-    assert len(left) == (1 if failing == "test" else 2)
+    ran = CI_TARGETS if failing == "nothing" else CI_TARGETS[: CI_TARGETS.index(failing) + 1]
+    assert len(left) == len(ran)
     for number in left:
         command = Path("/proc", number, "cmdline")
         assert not command.exists() or command.read_bytes() == b""  # ended, or a zombie
