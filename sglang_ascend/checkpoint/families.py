@@ -1,6 +1,7 @@
 """Which model families have an MTP layer that SGLang serves, and where their tensors lie.
 
 Adding a family is one row of FAMILIES, and one function in layers.py if its layer type is new.
+Whether a model of a family can be served is another question: see capabilities.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from sglang_ascend.checkpoint import layers
+from sglang_ascend.checkpoint.capabilities import INDEXED
 from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.layers import Expected
@@ -37,30 +39,38 @@ class Family:
         architecture: the target's name in config.json.
         draft_architecture: the name of its MTP layer as a checkpoint of its own.
         model_types: the values of model_type that transformers builds without remote code.
-        mtp_prefix: where the MTP layer lies; {num_hidden_layers} is filled in.
         layer: the tensors of one decoder layer, without or with experts.
         is_sparse: which layers of the target have experts.
         mtp_is_sparse: whether the MTP layer has.
+        mtp_prefix: what the names of the MTP layer's tensors begin with; {num_hidden_layers} is
+            filled in, and the names below follow it.
         projection: [hidden_size, 2 * hidden_size], from embedding and hidden state together.
         norms: the MTP layer's own norms, [hidden_size] each.
+        block: where the MTP layer's decoder layer lies.
+        lone_is_layer_0: of a draft exported alone, which has one layer; otherwise it lies behind
+            one that is not there.
+        served: capabilities that the family has beside those of every model.
     """
 
     architecture: str
     draft_architecture: str
     model_types: tuple[str, ...]
-    mtp_prefix: str
     layer: Callable[[ModelConfig, bool], Iterator[Expected]]
     is_sparse: Callable[[ModelConfig, int], bool]
     mtp_is_sparse: bool
+    mtp_prefix: str
     projection: str
     norms: tuple[str, ...]
+    block: str = ""
+    lone_is_layer_0: bool = True
+    served: tuple[str, ...] = ()
 
 
 # NextN: the MTP layer is behind the last, has experts, and its parts have DeepSeek's names.
 _next_n = partial(
     Family,
-    mtp_prefix="model.layers.{num_hidden_layers}",
     mtp_is_sparse=True,
+    mtp_prefix="model.layers.{num_hidden_layers}.",
     projection="eh_proj.weight",
     norms=("enorm", "hnorm", "shared_head.norm"),
 )
@@ -70,10 +80,10 @@ FAMILIES = (
         architecture="MiMoForCausalLM",
         draft_architecture="MiMoMTP",
         model_types=("qwen2",),
-        mtp_prefix="model.mtp_layers.0",
         layer=layers.qwen2_layer,
         is_sparse=layers.never_sparse,
         mtp_is_sparse=False,
+        mtp_prefix="model.mtp_layers.0.",
         projection="input_proj.weight",
         norms=("token_layernorm", "hidden_layernorm", "final_layernorm"),
     ),
@@ -84,6 +94,7 @@ FAMILIES = (
             model_types=("deepseek_v3", "deepseek_v32"),
             layer=layers.deepseek_layer,
             is_sparse=layers.deepseek_sparse,
+            served=(INDEXED,),  # not on an NPU, where plugin/mtp/algorithm.py refuses it
         )
         for architecture in ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM")
     ),
@@ -113,9 +124,10 @@ def find_family(config: ModelConfig) -> Family | None:
 
 
 def mtp_prefix(family: Family, config: ModelConfig) -> str:
-    """The MTP layer's prefix. A draft exported alone has one layer, and it is layer 0 (SGLang)."""
+    """What the names of the MTP layer's tensors begin with, dot included."""
     num_layers = _num_layers(config)
-    return family.mtp_prefix.format(num_hidden_layers=0 if num_layers == 1 else num_layers)
+    is_layer_0 = num_layers == 1 and family.lone_is_layer_0
+    return family.mtp_prefix.format(num_hidden_layers=0 if is_layer_0 else num_layers)
 
 
 def mtp_tensors(family: Family, config: ModelConfig) -> list[Expected]:
@@ -123,7 +135,8 @@ def mtp_tensors(family: Family, config: ModelConfig) -> list[Expected]:
     prefix, hidden = mtp_prefix(family, config), config.size("hidden_size")
     own = [Expected(family.projection, (hidden, 2 * hidden))]
     own += [Expected(f"{norm}.weight", (hidden,)) for norm in family.norms]
-    return [e.under(prefix) for e in (*own, *family.layer(config, family.mtp_is_sparse))]
+    block = family.layer(config, family.mtp_is_sparse)
+    return [*(e.under(prefix) for e in own), *(e.under(prefix + family.block) for e in block)]
 
 
 def target_tensors(family: Family, config: ModelConfig) -> Iterator[list[Expected]]:
@@ -138,7 +151,7 @@ def target_tensors(family: Family, config: ModelConfig) -> Iterator[list[Expecte
     yield outside
     for layer in range(_num_layers(config)):
         expected = family.layer(config, family.is_sparse(config, layer))
-        yield [e.under(f"model.layers.{layer}") for e in expected]
+        yield [e.under(f"model.layers.{layer}.") for e in expected]
 
 
 def _num_layers(config: ModelConfig) -> int:

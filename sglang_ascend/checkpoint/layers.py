@@ -34,9 +34,28 @@ class Expected:
     fused_into: str | None = None
 
     def under(self, prefix: str) -> Expected:
-        """The same tensor by its full name."""
-        fused_into = None if self.fused_into is None else f"{prefix}.{self.fused_into}"
-        return Expected(f"{prefix}.{self.name}", self.shape, self.optional, fused_into)
+        """The same tensor by its full name; the prefix has its dot."""
+        fused_into = None if self.fused_into is None else prefix + self.fused_into
+        return Expected(prefix + self.name, self.shape, self.optional, fused_into)
+
+
+@dataclass(frozen=True)
+class ExpertNames:
+    """What a layer type calls its experts: two fields of config.json, then parts of its MLP.
+
+    `num_shared` is None where no experts are shared, `router_bias` where the router has none;
+    `router_bias_rows` stand before the number of experts in the bias's shape.
+    """
+
+    num_experts: str
+    num_shared: str | None
+    router: str = "gate"
+    router_bias: str | None = "gate.e_score_correction_bias"
+    router_bias_rows: tuple[int, ...] = ()
+    shared: str = "shared_experts"
+
+
+DEEPSEEK = ExpertNames("n_routed_experts", "n_shared_experts")
 
 
 def qwen2_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
@@ -53,18 +72,17 @@ def qwen2_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
 def deepseek_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
     """DeepseekV2DecoderLayer: latent attention (MLA), and a dense or an expert MLP."""
     yield from _latent_attention(config)
-    if sparse:
-        has_bias = config.text("topk_method") == "noaux_tc"
-        yield from _expert_mlp(config, router_biased=has_bias, fusable=True)
-    else:
-        yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
+    experts = DEEPSEEK
+    if sparse and config.text("topk_method") != "noaux_tc":
+        experts = replace(DEEPSEEK, router_bias=None)
+    yield from _mlp(config, experts if sparse else None, fusable=True)
     yield from _layer_norms(config)
 
 
 def glm4_moe_lite_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
     """Glm4MoeLiteDecoderLayer: latent attention (MLA), and a dense or an expert MLP."""
     yield from _latent_attention(config)
-    yield from _glm4_mlp(config, sparse)
+    yield from _mlp(config, DEEPSEEK if sparse else None)
     yield from _layer_norms(config)
 
 
@@ -74,7 +92,7 @@ def glm4_moe_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
     if config.flag("use_qk_norm"):
         yield Expected("self_attn.q_norm.weight", (head_dim(config),))
         yield Expected("self_attn.k_norm.weight", (head_dim(config),))
-    yield from _glm4_mlp(config, sparse)
+    yield from _mlp(config, DEEPSEEK if sparse else None)
     yield from _layer_norms(config)
 
 
@@ -142,13 +160,23 @@ def _dense_mlp(prefix: str, config: ModelConfig, intermediate: int) -> Iterator[
     yield Expected(f"{prefix}.down_proj.weight", (hidden, intermediate))
 
 
-def _expert_mlp(config: ModelConfig, router_biased: bool, fusable: bool) -> Iterator[Expected]:
+def _mlp(
+    config: ModelConfig, experts: ExpertNames | None, fusable: bool = False
+) -> Iterator[Expected]:
+    """A dense one without `experts`."""
+    if experts is None:
+        yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
+    else:
+        yield from _expert_mlp(config, experts, fusable)
+
+
+def _expert_mlp(config: ModelConfig, names: ExpertNames, fusable: bool) -> Iterator[Expected]:
     """Router, routed experts, and the shared experts as one wide MLP."""
     hidden, intermediate = config.size("hidden_size"), config.size("moe_intermediate_size")
-    num_experts = min(config.size("n_routed_experts"), MAX_EXPERTS)
-    yield Expected("mlp.gate.weight", (num_experts, hidden))
-    if router_biased:
-        yield Expected("mlp.gate.e_score_correction_bias", (num_experts,))
+    num_experts = min(config.size(names.num_experts), MAX_EXPERTS)
+    yield Expected(f"mlp.{names.router}.weight", (num_experts, hidden))
+    if names.router_bias is not None:
+        yield Expected(f"mlp.{names.router_bias}", (*names.router_bias_rows, num_experts))
     for expert in range(num_experts):
         for weight in _dense_mlp(f"mlp.experts.{expert}", config, intermediate):
             fused_into = FUSED_EXPERTS[weight.name.split(".")[-2]] if fusable else None
@@ -158,16 +186,9 @@ def _expert_mlp(config: ModelConfig, router_biased: bool, fusable: bool) -> Iter
         yield Expected(FUSED_EXPERTS["gate_proj"], gate_up_shape, optional=True)
         down_shape = (num_experts, hidden, intermediate)
         yield Expected(FUSED_EXPERTS["down_proj"], down_shape, optional=True)
-    num_shared = config.nullable_count("n_shared_experts")
+    num_shared = config.nullable_count(names.num_shared) if names.num_shared else None
     if num_shared:
-        yield from _dense_mlp("mlp.shared_experts", config, num_shared * intermediate)
-
-
-def _glm4_mlp(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
-    if sparse:
-        yield from _expert_mlp(config, router_biased=True, fusable=False)
-    else:
-        yield from _dense_mlp("mlp", config, config.size("intermediate_size"))
+        yield from _dense_mlp(f"mlp.{names.shared}", config, num_shared * intermediate)
 
 
 def _layer_norms(config: ModelConfig) -> Iterator[Expected]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sglang_ascend.checkpoint.capabilities import missing_capability
 from sglang_ascend.checkpoint.config import ModelConfig, read_config, refuse_remote_code
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.families import (
@@ -24,7 +25,6 @@ from sglang_ascend.checkpoint.layers import Expected
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.shards import read_tensors
 from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modules_of
-from sglang_ascend.checkpoint.unserved import needs
 from sglang_ascend.checkpoint.values import refuse_all_zero, refuse_not_finite
 
 MODEL_FLAG = "--model-path"
@@ -129,7 +129,10 @@ def _num_bytes(tensors: Iterable[TensorEntry]) -> int:
 def _open(flag: str, folder: Path, needs_mtp: bool, trust_remote_code: bool) -> _Checkpoint:
     """Config and headers of one checkpoint; its family must be known if it is to hold the MTP."""
     config = read_config(folder)
-    family = _family(flag, config) if needs_mtp else find_family(config)
+    family = find_family(config)
+    _refuse_missing_capability(flag, config, family)
+    if needs_mtp:
+        family = _family(flag, config)
     if family and flag == MODEL_FLAG and config.architecture == family.draft_architecture:
         raise CheckpointError(
             f"{flag} {shown(folder)} is a {config.architecture}, an MTP layer without its model; "
@@ -141,17 +144,21 @@ def _open(flag: str, folder: Path, needs_mtp: bool, trust_remote_code: bool) -> 
     return _Checkpoint(flag, folder, config, family, tensors, quantized_modules)
 
 
+def _refuse_missing_capability(flag: str, config: ModelConfig, family: Family | None) -> None:
+    """Of any model, for the step runs the target too; a known family may have more than others."""
+    what = missing_capability(config, family.served if family else ())
+    if what is not None:
+        raise CheckpointError(
+            f"{flag} {shown(config.path.parent)} is a {shown(config.architecture)}, which MTP does "
+            f"not serve: that needs {what}; leave out --speculative-algorithm"
+        )
+
+
 def _family(flag: str, config: ModelConfig) -> Family:
     family = find_family(config)
     if family is not None:
         return family
     known = ", ".join(family.architecture for family in FAMILIES)
-    if (what := needs(config.architecture)) is not None:
-        raise CheckpointError(
-            f"{flag} {shown(config.path.parent)} is a {config.architecture}, whose MTP layer is "
-            f"not served: that needs {what} (served are {known}); leave out "
-            "--speculative-algorithm"
-        )
     remedy = f"pass a checkpoint with an MTP layer, or the folder of one as {DRAFT_FLAG}"
     if flag == DRAFT_FLAG:
         remedy = (
@@ -183,7 +190,7 @@ def _check_mtp_layer(draft: _Checkpoint) -> list[TensorEntry]:
     """The tensors of the MTP layer, all there and of the right shape, its projection not zero."""
     family = _family(draft.flag, draft.config)
     prefix = mtp_prefix(family, draft.config)
-    held = [tensor for name, tensor in draft.tensors.items() if name.startswith(f"{prefix}.")]
+    held = [tensor for name, tensor in draft.tensors.items() if name.startswith(prefix)]
     _check_num_mtp_layers(draft, has_tensors=bool(held))
     expected = mtp_tensors(family, draft.config)
     missing = draft.missing(expected)
@@ -194,7 +201,7 @@ def _check_mtp_layer(draft: _Checkpoint) -> list[TensorEntry]:
             f"tensors of its MTP layer (first {shown(missing[0])}); {_mtp_remedy(draft)}"
         )
     check_shapes(expected, draft.tensors, draft.config)
-    projection = draft.tensors.get(f"{prefix}.{family.projection}")
+    projection = draft.tensors.get(prefix + family.projection)
     if projection is not None:
         refuse_all_zero(projection)
     return held

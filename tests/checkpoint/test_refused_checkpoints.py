@@ -71,8 +71,13 @@ CASES: dict[str, tuple[str, Mutation, tuple[str, ...]]] = {
     ),
     "an MTP layer that is not served": (
         "mimo",
-        config_with(architectures=["Qwen3NextForCausalLM"]),
-        ("--model-path", "needs a recurrent state", "leave out --speculative-algorithm"),
+        config_with(architectures=["Qwen3NextForCausalLM"], full_attention_interval=4),
+        ("--model-path", "full_attention_interval", "leave out --speculative-algorithm"),
+    ),
+    "an MTP layer whose tensors are not known": (
+        "mimo",
+        config_with(architectures=["BailingMoeV2ForCausalLM"]),
+        ("--model-path", "needs the names and shapes", "leave out --speculative-algorithm"),
     ),
     "MTP layer alone as the model": (
         "mimo",

@@ -2,15 +2,101 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 
+from sglang_ascend.checkpoint.capabilities import (
+    AXES,
+    BY_NAME,
+    INDEXED,
+    STATE,
+    WINDOW,
+    missing_capability,
+)
+from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.families import FAMILIES
-from sglang_ascend.checkpoint.unserved import NEEDED
 
 pytestmark = pytest.mark.sglang
+SGLANG = "sglang.srt.configs."
+KINDS = ["full_attention", "sliding_attention"]
+
+# What each is known to need, the class that reads its config.json, and fields that its published
+# ones have and the class's defaults lack.
+ASKING: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "BailingMoeV2_5ForCausalLM": (
+        STATE,
+        f"{SGLANG}bailing_hybrid.BailingHybridConfig",
+        {"layer_group_size": 8},
+    ),
+    "BailingMoeV3ForCausalLM": (
+        STATE,
+        f"{SGLANG}bailing_hybrid.BailingHybridConfig",
+        {"layer_group_size": 8},
+    ),
+    "GigaChat35ForCausalLM": (STATE, f"{SGLANG}gigachat35.GigaChat35Config", {}),
+    "Glm5NextForConditionalGeneration": (STATE, f"{SGLANG}glm5_next.Glm5NextConfig", {}),
+    "InternS2MobiusForConditionalGeneration": (
+        STATE,
+        f"{SGLANG}interns2_mobius.InternS2MobiusConfig",
+        {},
+    ),
+    "InternS2PreviewForConditionalGeneration": (
+        STATE,
+        f"{SGLANG}interns2preview.InternS2PreviewConfig",
+        {},
+    ),
+    "NemotronHForCausalLM": (STATE, f"{SGLANG}nemotron_h.NemotronHConfig", {}),
+    "NemotronHPuzzleForCausalLM": (STATE, f"{SGLANG}nemotron_h.NemotronHConfig", {}),
+    "NemotronH_Omni_Reasoning_V3": (
+        STATE,
+        "transformers.PretrainedConfig",
+        {"llm_config": {"hybrid_override_pattern": "M-M*"}},
+    ),
+    "Qwen3NextForCausalLM": (STATE, f"{SGLANG}qwen3_next.Qwen3NextConfig", {}),
+    "Qwen3_5ForCausalLM": (STATE, f"{SGLANG}qwen3_5.Qwen3_5TextConfig", {}),
+    "Qwen3_5ForConditionalGeneration": (STATE, f"{SGLANG}qwen3_5.Qwen3_5Config", {}),
+    "Qwen3_5MoeForCausalLM": (STATE, f"{SGLANG}qwen3_5.Qwen3_5MoeTextConfig", {}),
+    "Qwen3_5MoeForConditionalGeneration": (STATE, f"{SGLANG}qwen3_5.Qwen3_5MoeConfig", {}),
+    "Qwen4ExpForConditionalGeneration": (STATE, f"{SGLANG}qwen4_exp.Qwen4ExpConfig", {}),
+    "ExaoneMoEForCausalLM": (WINDOW, "transformers.ExaoneMoeConfig", {}),
+    "ExaoneMoeForCausalLM": (WINDOW, "transformers.ExaoneMoeConfig", {}),
+    "IQuestQ1ForCausalLM": (WINDOW, f"{SGLANG}iquest_q1.IQuestQ1Config", {}),
+    "InklingForConditionalGeneration": (
+        WINDOW,
+        "transformers.PretrainedConfig",
+        {"text_config": {"local_layer_ids": [0]}},
+    ),
+    "MiMoV2FlashForCausalLM": (
+        WINDOW,
+        "transformers.PretrainedConfig",
+        {"hybrid_layer_pattern": [0, 1]},
+    ),
+    "MiMoV2ForCausalLM": (
+        WINDOW,
+        "transformers.PretrainedConfig",
+        {"hybrid_layer_pattern": [0, 1]},
+    ),
+    "Step3p5ForCausalLM": (WINDOW, f"{SGLANG}step3p5.Step3p5Config", {"layer_types": KINDS}),
+    "Step3p7ForConditionalGeneration": (
+        WINDOW,
+        "transformers.PretrainedConfig",
+        {"text_config": {"layer_types": KINDS}},
+    ),
+    "DeepseekV4ForCausalLM": (INDEXED, "transformers.DeepseekV4Config", {}),
+    "Dots3NoteForCausalLM": (INDEXED, f"{SGLANG}dots3.Dots3Config", {"index_topk": 2048}),
+    "GlmMoeDsaForCausalLM": (INDEXED, "transformers.GlmMoeDsaConfig", {}),
+    "HYV4ForCausalLM": (INDEXED, f"{SGLANG}hy_v4.HYV4Config", {}),
+    "GlmOcrForConditionalGeneration": (
+        AXES,
+        "transformers.PretrainedConfig",
+        {"text_config": {"rope_parameters": {"mrope_section": [16, 24, 24]}}},
+    ),
+}
 
 
 def draft_architecture(architecture: str) -> str:
@@ -29,9 +115,19 @@ def test_every_model_with_an_mtp_class_is_served_or_refused_by_what_it_needs() -
     from sglang.srt.models.registry import ModelRegistry
 
     served = {family.architecture: family.draft_architecture for family in FAMILIES}
-    refused = [name for names in NEEDED.values() for name in names]
+    refused = [*ASKING, *BY_NAME]
     assert len(refused) == len(set(refused)) and not served.keys() & set(refused)
     drafted = {name: draft_architecture(name) for name in ModelRegistry.get_supported_archs()}
     drafted = {name: draft for name, draft in drafted.items() if draft != name}
     assert len(drafted) > 30 and drafted.keys() - served.keys() <= set(refused)
     assert {name: drafted[name] for name in served} == served
+
+
+@pytest.mark.parametrize("architecture", ASKING)
+def test_the_config_of_an_unserved_model_says_what_it_needs(loaded_plugins, architecture) -> None:
+    what, path, published = ASKING[architecture]
+    module, _, name = path.rpartition(".")
+    fields = getattr(importlib.import_module(module), name)(**published).to_dict()
+    config = ModelConfig(Path("config.json"), fields, architecture, quantized=False)
+    found = missing_capability(config)
+    assert found is not None and found.startswith(f"{what} (")

@@ -167,7 +167,7 @@ class Target:
     @property
     def mtp_prefix(self) -> str:
         """What the names of the MTP layer's tensors begin with, dot included."""
-        return mtp_prefix(self.family, self.config) + "."
+        return mtp_prefix(self.family, self.config)
 
     @property
     def served_config(self) -> dict[str, Any]:
