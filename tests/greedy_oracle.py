@@ -23,9 +23,12 @@ import torch
 from torch import Tensor
 from transformers import (
     DeepseekV3ForCausalLM,
+    Ernie4_5_MoeForCausalLM,
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
+    HYV3ForCausalLM,
     Qwen2ForCausalLM,
+    Qwen3MoeForCausalLM,
 )
 
 # MiMo is Qwen2 with an MTP layer, which the oracle does not need.
@@ -34,6 +37,9 @@ CLASSES = {
     "deepseek_v3": DeepseekV3ForCausalLM,
     "glm4_moe": Glm4MoeForCausalLM,
     "glm4_moe_lite": Glm4MoeLiteForCausalLM,
+    "ernie4_5_moe": Ernie4_5_MoeForCausalLM,
+    "hy_v3": HYV3ForCausalLM,
+    "qwen3_moe": Qwen3MoeForCausalLM,
 }
 
 

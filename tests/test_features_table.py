@@ -34,7 +34,7 @@ class Row:
 
 
 def rows(text: str) -> list[Row]:
-    table = text.partition("| feature |")[2]
+    table = text.partition("| feature |")[2].partition("\n\n")[0]
     lines = [line for line in table.splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [

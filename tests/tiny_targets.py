@@ -62,13 +62,68 @@ FAMILIES = {
     ),
     "Glm4MoeLiteForCausalLM": ("Glm4MoeLite", EXPERTS | LATENT, CHATML),
 }
+# Served and not trained; `served_families` adds their MTP layers. By default they differ in the
+# base of the rotation.
+ROTATION = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+SERVED_ONLY = {
+    "Ernie4_5_MoeForCausalLM": (
+        "Ernie4_5_Moe",
+        GROUPED
+        | ROTATION
+        | {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 16,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": -1,
+            "moe_layer_interval": 1,
+            "use_bias": False,
+            "tie_word_embeddings": True,
+            "num_nextn_predict_layers": 1,
+        },
+        CHATML,
+    ),
+    "HYV3ForCausalLM": (
+        "HYV3",
+        GROUPED
+        | ROTATION
+        | {
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "num_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "router_scaling_factor": 1.5,
+            "route_norm": True,
+            "qk_norm": True,
+            "num_nextn_predict_layers": 1,
+        },
+        CHATML,
+    ),
+    "Qwen3MoeForCausalLM": (
+        "Qwen3Moe",
+        GROUPED
+        | ROTATION
+        | {
+            "head_dim": 8,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "norm_topk_prob": True,
+            "num_nextn_predict_layers": 1,
+        },
+        CHATML,
+    ),
+}
 # No family of its own: it is served as MiMo.
 LLAMA = {"LlamaForCausalLM": ("Llama", GROUPED, CHATML)}
 
 
 def write_target(path: Path, family: str, **changes: object) -> Path:
     """A random checkpoint of `family` without an MTP layer; `changes` overrule its config."""
-    name, fields, template = (FAMILIES | LLAMA)[family]
+    name, fields, template = (FAMILIES | SERVED_ONLY | LLAMA)[family]
     words = models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>")
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

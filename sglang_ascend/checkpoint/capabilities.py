@@ -54,9 +54,6 @@ BY_NAME = {
     "LongcatFlashForCausalLM": TWO_ATTENTIONS,
     "BailingMoeForCausalLM": TENSORS,
     "BailingMoeV2ForCausalLM": TENSORS,
-    "Ernie4_5_MoeForCausalLM": TENSORS,
-    "HYV3ForCausalLM": TENSORS,
-    "Qwen3MoeForCausalLM": TENSORS,
 }
 
 

@@ -43,6 +43,11 @@ class ModelConfig:
             raise self._missing(name)
         return None if self.fields[name] is None else self.count(name)
 
+    def require(self, name: str) -> None:
+        """Of a field that SGLang reads without a default."""
+        if name not in self.fields:
+            raise self._missing(name)
+
     def flag(self, name: str) -> bool:
         """A boolean field; absent means false."""
         value = self.fields.get(name, False)

@@ -23,17 +23,21 @@ MAX_LAYERS = 4096
 class Family:
     """One row of the table; n is num_hidden_layers.
 
-    | architecture           | drafts as                   | MTP layer          | layer type    |
-    |------------------------|-----------------------------|--------------------|---------------|
-    | MiMoForCausalLM        | MiMoMTP                     | model.mtp_layers.0 | Qwen2         |
-    | DeepseekV3ForCausalLM  | DeepseekV3ForCausalLMNextN  | model.layers.{n}   | DeepSeek-V2   |
-    | DeepseekV32ForCausalLM | DeepseekV3ForCausalLMNextN  | model.layers.{n}   | DeepSeek-V2   |
-    | Glm4MoeForCausalLM     | Glm4MoeForCausalLMNextN     | model.layers.{n}   | GLM-4 MoE     |
-    | Glm4MoeLiteForCausalLM | Glm4MoeLiteForCausalLMNextN | model.layers.{n}   | GLM-4.7 Flash |
+    | architecture            | drafts as                   | MTP layer          | layer type    |
+    |-------------------------|-----------------------------|--------------------|---------------|
+    | MiMoForCausalLM         | MiMoMTP                     | model.mtp_layers.0 | Qwen2         |
+    | DeepseekV3ForCausalLM   | DeepseekV3ForCausalLMNextN  | model.layers.{n}   | DeepSeek-V2   |
+    | DeepseekV32ForCausalLM  | DeepseekV3ForCausalLMNextN  | model.layers.{n}   | DeepSeek-V2   |
+    | Glm4MoeForCausalLM      | Glm4MoeForCausalLMNextN     | model.layers.{n}   | GLM-4 MoE     |
+    | Glm4MoeLiteForCausalLM  | Glm4MoeLiteForCausalLMNextN | model.layers.{n}   | GLM-4.7 Flash |
+    | Ernie4_5_MoeForCausalLM | Ernie4_5_MoeForCausalLMMTP  | model.mtp_block.0  | Ernie 4.5     |
+    | HYV3ForCausalLM         | HYV3ForCausalLMNextN        | model.layers.{n}   | HunYuan V3    |
+    | Qwen3MoeForCausalLM     | Qwen3MoeForCausalLMMTP      | mtp.layers.0       | Qwen3 MoE     |
 
-    Source: models/{mimo_mtp,deepseek_nextn,glm4_moe_nextn,glm4_moe_lite_nextn}.py and
-    configs/model_config.py of SGLang 0.5.23. DeepseekV2ForCausalLM is no row: SGLang has no NextN
-    class for it and would load the whole model as its own draft.
+    Source: configs/model_config.py of SGLang 0.5.23, and of its models/ mimo_mtp, deepseek_nextn,
+    glm4_moe_nextn, glm4_moe_lite_nextn, ernie4_eagle, hunyuan_v3_nextn and qwen3_moe_mtp.
+    DeepseekV2ForCausalLM is no row: SGLang has no NextN class for it and would load the whole model
+    as its own draft.
 
     Attributes:
         architecture: the target's name in config.json.
@@ -103,14 +107,47 @@ FAMILIES = (
         draft_architecture="Glm4MoeForCausalLMNextN",
         model_types=("glm4_moe",),
         layer=layers.glm4_moe_layer,
-        is_sparse=layers.glm4_moe_sparse,
+        is_sparse=layers.sparse_behind_dense,
     ),
     _next_n(
         architecture="Glm4MoeLiteForCausalLM",
         draft_architecture="Glm4MoeLiteForCausalLMNextN",
         model_types=("glm4_moe_lite",),
         layer=layers.glm4_moe_lite_layer,
-        is_sparse=layers.glm4_moe_sparse,
+        is_sparse=layers.sparse_behind_dense,
+    ),
+    Family(
+        architecture="Ernie4_5_MoeForCausalLM",
+        draft_architecture="Ernie4_5_MoeForCausalLMMTP",
+        model_types=("ernie4_5_moe",),
+        layer=layers.ernie_layer,
+        is_sparse=layers.ernie_sparse,
+        mtp_is_sparse=False,
+        mtp_prefix="model.mtp_",
+        projection="linear_proj.0.weight",
+        norms=("emb_norm.0", "hidden_norm.0"),
+        block="block.0.",
+    ),
+    _next_n(
+        architecture="HYV3ForCausalLM",
+        draft_architecture="HYV3ForCausalLMNextN",
+        model_types=("hy_v3",),
+        layer=layers.hunyuan_v3_layer,
+        is_sparse=layers.sparse_behind_dense,
+        norms=("enorm", "hnorm", "final_layernorm"),
+        lone_is_layer_0=False,
+    ),
+    Family(
+        architecture="Qwen3MoeForCausalLM",
+        draft_architecture="Qwen3MoeForCausalLMMTP",
+        model_types=("qwen3_moe",),
+        layer=layers.qwen3_moe_layer,
+        is_sparse=layers.always_sparse,
+        mtp_is_sparse=True,
+        mtp_prefix="mtp.",
+        projection="fc.weight",
+        norms=("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
+        block="layers.0.",
     ),
 )
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from sglang_ascend.checkpoint.config import ModelConfig
+from sglang_ascend.checkpoint.errors import CheckpointError, shown
 
 MAX_EXPERTS = 16_384
 
@@ -56,6 +57,20 @@ class ExpertNames:
 
 
 DEEPSEEK = ExpertNames("n_routed_experts", "n_shared_experts")
+ERNIE = ExpertNames(
+    "moe_num_experts",
+    "moe_num_shared_experts",
+    router_bias="moe_statics.e_score_correction_bias",
+    router_bias_rows=(1,),
+)
+HUNYUAN = ExpertNames(
+    "num_experts",
+    "num_shared_experts",
+    router="router.gate",
+    router_bias="expert_bias",
+    shared="shared_mlp",
+)
+QWEN3 = ExpertNames("num_experts", num_shared=None, router_bias=None)
 
 
 def qwen2_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
@@ -90,9 +105,51 @@ def glm4_moe_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
     """Glm4MoeDecoderLayer: grouped-query attention, and a dense or an expert MLP."""
     yield from _grouped_query_attention(config, biased=config.flag("attention_bias"))
     if config.flag("use_qk_norm"):
-        yield Expected("self_attn.q_norm.weight", (head_dim(config),))
-        yield Expected("self_attn.k_norm.weight", (head_dim(config),))
+        yield from _head_norms(config)
     yield from _mlp(config, DEEPSEEK if sparse else None)
+    yield from _layer_norms(config)
+
+
+def ernie_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
+    """Ernie4DecoderLayer: grouped-query attention, and a dense or an expert MLP.
+
+    Raises:
+        CheckpointError: the layers have biases, which SGLang's MLPs have not.
+    """
+    if config.flag("use_bias"):
+        raise CheckpointError(
+            f"{shown(config.path)} has use_bias = true, and SGLang serves the family without "
+            "biases; pass a checkpoint without them"
+        )
+    yield from _grouped_query_attention(config, biased=False)
+    yield from _mlp(config, ERNIE if sparse else None)
+    yield from _layer_norms(config)
+
+
+def hunyuan_v3_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
+    """HYV3DecoderLayer: grouped-query attention, and a dense or an expert MLP.
+
+    transformers' config has neither of the two fields: without the first SGLang's class stops, and
+    without the second it leaves out the norms of q and k.
+    """
+    config.require("route_norm")
+    flag = "use_qk_norm" if "use_qk_norm" in config.fields else "qk_norm"
+    config.require(flag)
+    yield from _grouped_query_attention(config, biased=False)
+    if config.flag(flag):
+        yield from _head_norms(config)
+    yield from _mlp(config, HUNYUAN if sparse else None)
+    yield from _layer_norms(config)
+
+
+def qwen3_moe_layer(config: ModelConfig, sparse: bool) -> Iterator[Expected]:
+    """Qwen3MoeDecoderLayer: grouped-query attention, and an expert MLP in every layer."""
+    biased = config.flag("attention_bias")
+    yield from _grouped_query_attention(config, biased)
+    if biased:
+        yield Expected("self_attn.o_proj.bias", (config.size("hidden_size"),))
+    yield from _head_norms(config)
+    yield from _mlp(config, QWEN3)
     yield from _layer_norms(config)
 
 
@@ -107,9 +164,22 @@ def deepseek_sparse(config: ModelConfig, layer: int) -> bool:
     return layer >= first and layer % every == 0
 
 
-def glm4_moe_sparse(config: ModelConfig, layer: int) -> bool:
-    """The rule of Glm4MoeDecoderLayer._is_layer_sparse."""
+def sparse_behind_dense(config: ModelConfig, layer: int) -> bool:
+    """The rule of Glm4MoeDecoderLayer and HYV3DecoderLayer."""
     return layer >= config.count("first_k_dense_replace")
+
+
+def ernie_sparse(config: ModelConfig, layer: int) -> bool:
+    """The rule of Ernie4DecoderLayer; an end of -1 is the last layer (transformers' config)."""
+    first, every = config.count("moe_layer_start_index"), config.size("moe_layer_interval")
+    ends = config.fields.get("moe_layer_end_index") != -1
+    last = config.count("moe_layer_end_index") if ends else config.size("num_hidden_layers") - 1
+    return first <= layer <= last and (layer - first) % every == 0
+
+
+def always_sparse(config: ModelConfig, layer: int) -> bool:
+    """The rule of Qwen3MoeDecoderLayer, which knows no dense layers."""
+    return True
 
 
 def head_dim(config: ModelConfig) -> int:
@@ -127,6 +197,11 @@ def _grouped_query_attention(config: ModelConfig, biased: bool) -> Iterator[Expe
         if biased:
             yield Expected(f"self_attn.{projection}.bias", (out_features,))
     yield Expected("self_attn.o_proj.weight", (hidden, q_size))
+
+
+def _head_norms(config: ModelConfig) -> Iterator[Expected]:
+    for norm in ("q_norm", "k_norm"):
+        yield Expected(f"self_attn.{norm}.weight", (head_dim(config),))
 
 
 def _latent_attention(config: ModelConfig) -> Iterator[Expected]:
@@ -173,7 +248,7 @@ def _mlp(
 def _expert_mlp(config: ModelConfig, names: ExpertNames, fusable: bool) -> Iterator[Expected]:
     """Router, routed experts, and the shared experts as one wide MLP."""
     hidden, intermediate = config.size("hidden_size"), config.size("moe_intermediate_size")
-    num_experts = min(config.size(names.num_experts), MAX_EXPERTS)
+    num_experts = min(_num_experts(config, names), MAX_EXPERTS)
     yield Expected(f"mlp.{names.router}.weight", (num_experts, hidden))
     if names.router_bias is not None:
         yield Expected(f"mlp.{names.router_bias}", (*names.router_bias_rows, num_experts))
@@ -189,6 +264,12 @@ def _expert_mlp(config: ModelConfig, names: ExpertNames, fusable: bool) -> Itera
     num_shared = config.nullable_count(names.num_shared) if names.num_shared else None
     if num_shared:
         yield from _dense_mlp(f"mlp.{names.shared}", config, num_shared * intermediate)
+
+
+def _num_experts(config: ModelConfig, names: ExpertNames) -> int:
+    """transformers 5 writes the field of some families by a name of its own."""
+    own, common = names.num_experts, "num_local_experts"
+    return config.size(common if own not in config.fields and common in config.fields else own)
 
 
 def _layer_norms(config: ModelConfig) -> Iterator[Expected]:

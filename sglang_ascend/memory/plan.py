@@ -17,11 +17,18 @@ from sglang_ascend.quantization.weight import HEAD
 
 FLOAT = "bf16"
 FLOAT_BYTES, ZERO_BYTES = 2, 4
-FLOAT32_NAMES = ("e_score_correction_bias",)
-# Linears of which every rank has all: ReplicatedLinear in SGLang's deepseek_v2.py and
-# glm4_moe.py, and the projection of the MTP layer.
-COPIED = ("mlp.gate", "q_a_proj", "kv_a_proj_with_mqa", "eh_proj", "input_proj")
-FLOAT_LINEARS = ("mlp.gate", "eh_proj", "input_proj")
+FLOAT32_NAMES = ("e_score_correction_bias", "expert_bias")
+# Linears of which every rank has all, and which stay float: the router (MoEGate or ReplicatedLinear
+# in SGLang's models) and the projection of the MTP layer.
+FLOAT_LINEARS = (
+    "mlp.gate",
+    "mlp.router.gate",
+    "eh_proj",
+    "input_proj",
+    "mtp_linear_proj.0",
+    "mtp.fc",
+)
+COPIED = (*FLOAT_LINEARS, "q_a_proj", "kv_a_proj_with_mqa")
 
 
 class Share(StrEnum):
@@ -163,7 +170,9 @@ def share_of(name: str) -> Share:
     module, _, _ = name.rpartition(".")
     if module in (HEAD, "model.embed_tokens"):
         return Share.VOCABULARY
-    if module.endswith(COPIED) or "norm" in module or ".indexer." in name:
+    if name.endswith(FLOAT32_NAMES) or module.endswith(COPIED):
+        return Share.WHOLE
+    if "norm" in module or ".indexer." in name:
         return Share.WHOLE
     if module.endswith(("self_attn.k_proj", "self_attn.v_proj")):
         return Share.KEY_VALUE_HEADS

@@ -1,4 +1,4 @@
-"""Tiny checkpoints of each family, written by the safetensors library from literal shapes."""
+"""Tiny checkpoints of each family, written by the safetensors library."""
 
 from __future__ import annotations
 
@@ -10,134 +10,36 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from tiny_shapes import (
+    DEEPSEEK_ATTENTION,
+    DEEPSEEK_CONFIG,
+    DEEPSEEK_DENSE,
+    DEEPSEEK_EXPERTS,
+    DEEPSEEK_OUTSIDE,
+    ERNIE_ATTENTION,
+    ERNIE_CONFIG,
+    ERNIE_EXPERTS,
+    ERNIE_MTP,
+    GLM_ATTENTION,
+    GLM_CONFIG,
+    HUNYUAN_ATTENTION,
+    HUNYUAN_CONFIG,
+    HUNYUAN_EXPERTS,
+    HUNYUAN_NEXTN,
+    MIMO_CONFIG,
+    MIMO_LAYER,
+    MIMO_MTP,
+    MIMO_OUTSIDE,
+    NEXTN,
+    QWEN3_CONFIG,
+    QWEN3_LAYER,
+    QWEN3_MTP,
+    Shapes,
+)
 
 BODY_SHARD = "model-00001-of-00002.safetensors"
 MTP_SHARD = "model-00002-of-00002.safetensors"
 INDEX = "model.safetensors.index.json"
-
-MIMO_CONFIG = {
-    "architectures": ["MiMoForCausalLM"],
-    "model_type": "qwen2",
-    "hidden_size": 24,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "num_key_value_heads": 1,
-    "num_nextn_predict_layers": 1,
-    "tie_word_embeddings": True,
-    "vocab_size": 50,
-}
-MIMO_LAYER = {
-    "self_attn.q_proj.weight": (24, 24),
-    "self_attn.q_proj.bias": (24,),
-    "self_attn.k_proj.weight": (8, 24),
-    "self_attn.k_proj.bias": (8,),
-    "self_attn.v_proj.weight": (8, 24),
-    "self_attn.v_proj.bias": (8,),
-    "self_attn.o_proj.weight": (24, 24),
-    "mlp.gate_proj.weight": (40, 24),
-    "mlp.up_proj.weight": (40, 24),
-    "mlp.down_proj.weight": (24, 40),
-    "input_layernorm.weight": (24,),
-    "post_attention_layernorm.weight": (24,),
-}
-MIMO_OUTSIDE = {"model.embed_tokens.weight": (50, 24), "model.norm.weight": (24,)}
-MIMO_MTP = {
-    "input_proj.weight": (24, 48),
-    "token_layernorm.weight": (24,),
-    "hidden_layernorm.weight": (24,),
-    "final_layernorm.weight": (24,),
-}
-
-DEEPSEEK_CONFIG = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "first_k_dense_replace": 1,
-    "hidden_size": 32,
-    "intermediate_size": 44,
-    "kv_lora_rank": 14,
-    "moe_intermediate_size": 20,
-    "moe_layer_freq": 1,
-    "n_routed_experts": 2,
-    "n_shared_experts": 2,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "num_nextn_predict_layers": 1,
-    "q_lora_rank": 18,
-    "qk_nope_head_dim": 12,
-    "qk_rope_head_dim": 4,
-    "scoring_func": "sigmoid",
-    "tie_word_embeddings": False,
-    "topk_method": "noaux_tc",
-    "v_head_dim": 10,
-    "vocab_size": 60,
-}
-DEEPSEEK_ATTENTION = {
-    "self_attn.q_a_proj.weight": (18, 32),
-    "self_attn.q_a_layernorm.weight": (18,),
-    "self_attn.q_b_proj.weight": (32, 18),
-    "self_attn.kv_a_proj_with_mqa.weight": (18, 32),
-    "self_attn.kv_a_layernorm.weight": (14,),
-    "self_attn.kv_b_proj.weight": (44, 14),
-    "self_attn.o_proj.weight": (32, 20),
-    "input_layernorm.weight": (32,),
-    "post_attention_layernorm.weight": (32,),
-}
-DEEPSEEK_DENSE = {
-    "mlp.gate_proj.weight": (44, 32),
-    "mlp.up_proj.weight": (44, 32),
-    "mlp.down_proj.weight": (32, 44),
-}
-DEEPSEEK_EXPERTS = {
-    "mlp.gate.weight": (2, 32),
-    "mlp.gate.e_score_correction_bias": (2,),
-    "mlp.experts.0.gate_proj.weight": (20, 32),
-    "mlp.experts.0.up_proj.weight": (20, 32),
-    "mlp.experts.0.down_proj.weight": (32, 20),
-    "mlp.experts.1.gate_proj.weight": (20, 32),
-    "mlp.experts.1.up_proj.weight": (20, 32),
-    "mlp.experts.1.down_proj.weight": (32, 20),
-    "mlp.shared_experts.gate_proj.weight": (40, 32),
-    "mlp.shared_experts.up_proj.weight": (40, 32),
-    "mlp.shared_experts.down_proj.weight": (32, 40),
-}
-DEEPSEEK_OUTSIDE = {
-    "model.embed_tokens.weight": (60, 32),
-    "model.norm.weight": (32,),
-    "lm_head.weight": (60, 32),
-}
-NEXTN = {
-    "eh_proj.weight": (32, 64),
-    "enorm.weight": (32,),
-    "hnorm.weight": (32,),
-    "shared_head.norm.weight": (32,),
-}
-
-GLM_CONFIG = {
-    **{k: v for k, v in DEEPSEEK_CONFIG.items() if not k.endswith(("_rank", "moe_layer_freq"))},
-    "architectures": ["Glm4MoeForCausalLM"],
-    "model_type": "glm4_moe",
-    "attention_bias": True,
-    "head_dim": 6,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "use_qk_norm": True,
-}
-GLM_ATTENTION = {
-    "self_attn.q_proj.weight": (24, 32),
-    "self_attn.q_proj.bias": (24,),
-    "self_attn.k_proj.weight": (12, 32),
-    "self_attn.k_proj.bias": (12,),
-    "self_attn.v_proj.weight": (12, 32),
-    "self_attn.v_proj.bias": (12,),
-    "self_attn.o_proj.weight": (32, 24),
-    "self_attn.q_norm.weight": (6,),
-    "self_attn.k_norm.weight": (6,),
-    "input_layernorm.weight": (32,),
-    "post_attention_layernorm.weight": (32,),
-}
-
-Shapes = dict[str, tuple[int, ...]]
 
 
 class TinyCheckpoint:
@@ -212,7 +114,45 @@ def _build_glm(folder: Path) -> TinyCheckpoint:
     return TinyCheckpoint(folder, GLM_CONFIG, body, mtp)
 
 
-BUILDERS = {"mimo": _build_mimo, "deepseek": _build_deepseek, "glm4_moe": _build_glm}
+def _build_ernie(folder: Path) -> TinyCheckpoint:
+    body = {
+        "model.embed_tokens.weight": (60, 32),
+        "model.norm.weight": (32,),
+        **_under("model.layers.0", {**ERNIE_ATTENTION, **DEEPSEEK_DENSE}),
+        **_under("model.layers.1", {**ERNIE_ATTENTION, **ERNIE_EXPERTS}),
+    }
+    mtp = {**ERNIE_MTP, **_under("model.mtp_block.0", {**ERNIE_ATTENTION, **DEEPSEEK_DENSE})}
+    return TinyCheckpoint(folder, ERNIE_CONFIG, body, mtp)
+
+
+def _build_hunyuan(folder: Path) -> TinyCheckpoint:
+    body = {
+        **DEEPSEEK_OUTSIDE,
+        **_under("model.layers.0", {**HUNYUAN_ATTENTION, **DEEPSEEK_DENSE}),
+        **_under("model.layers.1", {**HUNYUAN_ATTENTION, **HUNYUAN_EXPERTS}),
+    }
+    mtp = _under("model.layers.2", {**HUNYUAN_NEXTN, **HUNYUAN_ATTENTION, **HUNYUAN_EXPERTS})
+    return TinyCheckpoint(folder, HUNYUAN_CONFIG, body, mtp)
+
+
+def _build_qwen3(folder: Path) -> TinyCheckpoint:
+    body = {
+        **DEEPSEEK_OUTSIDE,
+        **_under("model.layers.0", QWEN3_LAYER),
+        **_under("model.layers.1", QWEN3_LAYER),
+    }
+    mtp = {**_under("mtp", QWEN3_MTP), **_under("mtp.layers.0", QWEN3_LAYER)}
+    return TinyCheckpoint(folder, QWEN3_CONFIG, body, mtp)
+
+
+BUILDERS = {
+    "mimo": _build_mimo,
+    "deepseek": _build_deepseek,
+    "glm4_moe": _build_glm,
+    "ernie": _build_ernie,
+    "hunyuan": _build_hunyuan,
+    "qwen3_moe": _build_qwen3,
+}
 
 
 @pytest.fixture

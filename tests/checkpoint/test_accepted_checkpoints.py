@@ -101,6 +101,40 @@ def test_lone_nextn_layer_is_layer_zero(build) -> None:
     assert validate_checkpoint(target.folder, draft.folder).num_mtp_tensors == 24
 
 
+def test_lone_layer_of_hunyuan_is_behind_one_that_is_not_there(build) -> None:
+    target, draft = build("hunyuan", "target"), build("hunyuan", "draft")
+    draft.tensors = {
+        name.replace(NEXTN, "model.layers.1"): draft.tensors[name] for name in draft.mtp_names
+    }
+    draft.mtp_names = []
+    (draft.folder / MTP_SHARD).unlink()
+    draft.config.update(architectures=["HYV3ForCausalLMNextN"], num_hidden_layers=1)
+    draft.save()
+    assert validate_checkpoint(target.folder, draft.folder).num_mtp_tensors == 23
+
+
+def test_the_number_of_experts_may_have_transformers_name(build) -> None:
+    checkpoint = build("qwen3_moe")
+    checkpoint.config["num_local_experts"] = checkpoint.config.pop("num_experts")
+    checkpoint.save()
+    assert validate_checkpoint(checkpoint.folder) is not None
+    checkpoint.config["num_local_experts"] = 3
+    checkpoint.save()
+    with pytest.raises(CheckpointError, match=r"experts\.2"):
+        validate_checkpoint(checkpoint.folder)
+
+
+def test_ernies_experts_end_where_config_json_says(build) -> None:
+    checkpoint = build("ernie")
+    checkpoint.config["moe_layer_end_index"] = 1
+    checkpoint.save()
+    assert validate_checkpoint(checkpoint.folder) is not None
+    checkpoint.config["moe_layer_end_index"] = 0
+    checkpoint.save()
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.gate_proj\.weight"):
+        validate_checkpoint(checkpoint.folder)
+
+
 def test_packed_tensors_of_a_quantized_checkpoint_have_their_own_names_and_shapes(build) -> None:
     checkpoint = build("deepseek")
     name = f"{NEXTN}.self_attn.kv_b_proj"

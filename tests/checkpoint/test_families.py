@@ -42,6 +42,15 @@ LATENT = {
     "v_head_dim": 10,
 }
 FUSED_SUFFIXES = (".experts.gate_up_proj", ".experts.down_proj")
+# Files have other names than transformers' modules.
+RENAMED = {
+    "hunyuan": (
+        ("mlp.gate.", "mlp.router.gate."),
+        ("mlp.e_score_correction_bias", "mlp.expert_bias"),
+        ("mlp.shared_experts.", "mlp.shared_mlp."),
+    ),
+    "ernie": (("mlp.gate.moe_statics.", "mlp.moe_statics."),),
+}
 SINGLE_EXPERT = re.compile(r"\.experts\.\d+\.")
 # (architecture of the row, transformers' model, fields)
 CASES = {
@@ -61,6 +70,36 @@ CASES = {
         "Glm4MoeLiteForCausalLM",
         "glm4_moe_lite.Glm4MoeLite",
         {**LATENT, "q_lora_rank": 18},
+    ),
+    "ernie": (
+        "Ernie4_5_MoeForCausalLM",
+        "ernie4_5_moe.Ernie4_5_Moe",
+        {
+            "num_key_value_heads": 2,
+            "moe_num_experts": 5,
+            "moe_num_shared_experts": 2,
+            "moe_k": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": -1,
+            "moe_layer_interval": 1,
+        },
+    ),
+    "hunyuan": (
+        "HYV3ForCausalLM",
+        "hy_v3.HYV3",
+        {
+            "num_key_value_heads": 2,
+            "head_dim": 10,
+            "num_experts": 5,
+            "num_shared_experts": 2,
+            "qk_norm": True,
+            "route_norm": True,
+        },
+    ),
+    "qwen3 moe": (
+        "Qwen3MoeForCausalLM",
+        "qwen3_moe.Qwen3Moe",
+        {"num_key_value_heads": 2, "head_dim": 10, "num_experts": 5, "attention_bias": True},
     ),
     "glm, plain": (
         "Glm4MoeForCausalLM",
@@ -94,6 +133,8 @@ def test_target_tensors_are_those_of_transformers(case: str) -> None:
     architecture, model, own = CASES[case]
     fields = {**COMMON, **({} if "mimo" in case else EXPERTS), **own}
     actual = transformers_shapes(model, fields)
+    for theirs, files in RENAMED.get(case, ()):
+        actual = {name.replace(theirs, files): shape for name, shape in actual.items()}
     family, config = row_and_config(architecture, fields)
     expected = {e.name: e for layer in target_tensors(family, config) for e in layer}
 

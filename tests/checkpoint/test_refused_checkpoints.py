@@ -33,6 +33,7 @@ from defects import (
 
 from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
 
+FAMILIES = ("mimo", "deepseek", "glm4_moe", "ernie", "hunyuan", "qwen3_moe")
 MIMO = "model.mtp_layers.0"
 NEXTN = "model.layers.2"
 
@@ -138,6 +139,26 @@ CASES: dict[str, tuple[str, Mutation, tuple[str, ...]]] = {
         "deepseek",
         config_without("topk_method"),
         ("config.json", "lacks topk_method", "add the value"),
+    ),
+    "biases that SGLang has not": (
+        "ernie",
+        config_with(use_bias=True),
+        ("config.json", "use_bias = true", "pass a checkpoint without them"),
+    ),
+    "no moe_layer_end_index": (
+        "ernie",
+        config_without("moe_layer_end_index"),
+        ("config.json", "lacks moe_layer_end_index", "add the value"),
+    ),
+    "no route_norm": (
+        "hunyuan",
+        config_without("route_norm"),
+        ("config.json", "lacks route_norm", "add the value"),
+    ),
+    "norms of q and k not declared": (
+        "hunyuan",
+        config_without("qk_norm"),
+        ("config.json", "lacks qk_norm", "add the value"),
     ),
     # files
     "no tokenizer": (
@@ -354,7 +375,7 @@ def sentence_of(error: pytest.ExceptionInfo[CheckpointError]) -> str:
     return sentence
 
 
-@pytest.mark.parametrize("family", ["mimo", "deepseek", "glm4_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_whole_checkpoint_passes(build, family: str) -> None:
     checkpoint = build(family)
 
@@ -382,7 +403,7 @@ def test_one_defect_is_refused_in_one_sentence(build, name: str) -> None:
     assert [word for word in words if word not in sentence] == [], sentence
 
 
-@pytest.mark.parametrize("family", ["mimo", "deepseek", "glm4_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("change", [narrower, shorter])
 def test_every_tensor_of_a_wrong_shape_is_refused(build, family: str, change: Callable) -> None:
     checkpoint = build(family)
@@ -396,7 +417,7 @@ def test_every_tensor_of_a_wrong_shape_is_refused(build, family: str, change: Ca
         checkpoint.tensors[name] = tensor
 
 
-@pytest.mark.parametrize("family", ["mimo", "deepseek", "glm4_moe"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_tensor_that_is_missing_is_refused_by_name(build, family: str) -> None:
     checkpoint = build(family)
     for name, tensor in list(checkpoint.tensors.items()):

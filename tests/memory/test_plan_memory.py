@@ -24,6 +24,9 @@ RECIPES = ("w8a8", "w4a8", "fp8", "w8a8-head")
 PUBLISHED = {
     "DeepseekV3": {"moe_layer_freq": 1, "topk_method": "noaux_tc"},
     "Glm4Moe": {"head_dim": 128, "attention_bias": True},
+    "Ernie4_5_Moe": {},
+    "HYV3": {"first_k_dense_replace": 1, "route_norm": True, "qk_norm": True},
+    "Qwen3Moe": {},
 }
 
 
@@ -82,13 +85,15 @@ def test_published_models_have_transformers_parameters(name, tmp_path):
     with torch.device("meta"):
         model = getattr(transformers, f"{name}ForCausalLM")(config_of(name))
     counted = [t for t in tensors(find_family(config), config) if is_target(t.name, config)]
-    expected = sum(parameter.numel() for parameter in model.parameters())
-    biases = sum(t.shape[0] for t in counted if t.name.endswith("e_score_correction_bias"))
-    assert sum(prod(t.shape) for t in counted) - biases == expected
+    held = model.state_dict()
+    if config.flag("tie_word_embeddings"):
+        del held["lm_head.weight"]
+    assert sum(prod(t.shape) for t in counted) == sum(tensor.numel() for tensor in held.values())
 
 
 def is_target(name: str, config: ModelConfig) -> bool:
-    return not name.startswith(f"model.layers.{config.size('num_hidden_layers')}.")
+    last = config.size("num_hidden_layers")
+    return not name.startswith((f"model.layers.{last}.", "model.mtp_", "mtp."))
 
 
 def test_the_shares_are_those_of_sglang_s_layers():
@@ -107,6 +112,11 @@ def test_the_shares_are_those_of_sglang_s_layers():
         f"{layer}self_attn.k_proj.weight": Share.KEY_VALUE_HEADS,
         f"{layer}self_attn.k_norm.weight": Share.WHOLE,
         f"{layer}mlp.gate.weight": Share.WHOLE,
+        f"{layer}mlp.router.gate.weight": Share.WHOLE,
+        f"{layer}mlp.expert_bias": Share.WHOLE,
+        f"{layer}mlp.shared_mlp.up_proj.weight": Share.RANKS,
+        "model.mtp_linear_proj.0.weight": Share.WHOLE,
+        "model.mtp_block.0.mlp.up_proj.weight": Share.RANKS,
         f"{layer}mlp.gate_proj.weight": Share.RANKS,
         f"{layer}mlp.experts.7.down_proj.weight": Share.RANKS,
         f"{layer}mlp.shared_experts.up_proj.weight": Share.RANKS,

@@ -11,6 +11,7 @@ import pytest
 from acceptance_oracle import AcceptanceOracle
 from greedy_oracle import Oracle
 from launched_server import greedy
+from served_families import DefinedAcceptance, write_served
 from server_pairs import TEST_TIMEOUT_S, plain_and_mtp
 from server_pool import ServerPool
 from tiny_targets import WORDS, write_target
@@ -23,20 +24,36 @@ from sglang_ascend.training.targets.start import new_layer
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
 NUM_PROMPTS, NEW_TOKENS = 32, 40
 # On CPU SGLang asks a DeepSeek-V3 for rope_scaling: nano-deepseek is one that has it.
-SERVED = (
+TRAINED = (
     pytest.param("MiMoForCausalLM", marks=pytest.mark.slow),  # as smollm2-mtp
     pytest.param("Glm4MoeForCausalLM", marks=pytest.mark.slow),
     "Glm4MoeLiteForCausalLM",
 )
+SERVED_ONLY = (
+    "Ernie4_5_MoeForCausalLM",
+    pytest.param("HYV3ForCausalLM", marks=pytest.mark.slow),
+    pytest.param("Qwen3MoeForCausalLM", marks=pytest.mark.slow),
+)
 
 
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", TRAINED)
 def test_tokens_and_accepted_drafts_are_those_of_the_definition(
     servers: ServerPool, tmp_path: Path, family: str
 ) -> None:
     target = Target.open(write_target(tmp_path / "target", family))
     export(target, new_layer(target, seed=1), folder := tmp_path / "model")
-    steps = tmp_path / "steps"
+    check_served(servers, tmp_path / "steps", folder, AcceptanceOracle(folder))
+
+
+@pytest.mark.parametrize("family", SERVED_ONLY)
+def test_a_family_that_is_not_trained_is_served_as_defined(
+    servers: ServerPool, tmp_path: Path, family: str
+) -> None:
+    folder = write_served(tmp_path / "model", family)
+    check_served(servers, tmp_path / "steps", folder, DefinedAcceptance(folder, family))
+
+
+def check_served(servers: ServerPool, steps: Path, folder: Path, oracle: AcceptanceOracle) -> None:
     steps.mkdir()
     (server,) = servers.get(watched(plain_and_mtp(folder)[1], steps))
     rng = random.Random(0)
@@ -49,7 +66,6 @@ def test_tokens_and_accepted_drafts_are_those_of_the_definition(
     assert [one.wrong for one in judged] == [[]] * NUM_PROMPTS
     assert sum(one.num_ties for one in judged) < NUM_PROMPTS * NEW_TOKENS / 10
 
-    oracle = AcceptanceOracle(folder)
     found = judge(oracle, answers)
     print(found)
     assert found.wrong == () and found.num_steps > 300

@@ -77,3 +77,12 @@ def choose(
         scale=(config.routed_scaling_factor or 1.0) if is_scaled else 1.0,
     )
     return build_precomputed_topk_output(weights, ids, config, self.layer_id)
+
+
+def flatten_router_biases(model: torch.nn.Module) -> None:
+    """A bias [1, num_experts], as Ernie's, becomes [num_experts]: SGLang's model flattens it for
+    the devices that it knows to need that, and its choice on ours adds it row by row."""
+    for module in model.modules():
+        if isinstance(module, TopK) and module.topk_config.correction_bias is not None:
+            # A view: an update of weights writes in place.
+            module.topk_config.correction_bias = module.topk_config.correction_bias.flatten()

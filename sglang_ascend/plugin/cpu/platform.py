@@ -62,8 +62,10 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
         register_layers(self.get_dispatch_key_name())
 
     def post_load_model(self, model: torch.nn.Module) -> None:
+        from sglang_ascend.plugin.cpu.experts import flatten_router_biases
         from sglang_ascend.plugin.cpu.layers import prepare_layers
 
+        flatten_router_biases(model)
         prepare_layers(model)
         log_dtype(next(model.parameters()).dtype)
 

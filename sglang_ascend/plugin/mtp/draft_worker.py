@@ -27,6 +27,7 @@ from sglang_ascend.plugin.requests.draft_heads.lists import ListedHeads, Request
 from sglang_ascend.plugin.requests.weight_updates import (
     cut_head,
     follow_head,
+    separate_head,
     share_embedding_and_head,
     share_quantized_head,
 )
@@ -89,6 +90,7 @@ class MTPDraftWorker(EagleDraftWorker):
     def init_lm_head(self) -> None:
         """Shares the target's embedding and head, of the head the draft vocabulary's rows."""
         model = self.draft_runner.model
+        separate_head(model)
         embedding, head = self._resolve_shared_embed_and_head()
         method = self.target_worker.model_runner.model.lm_head.quant_method
         if self.lists is not None:

@@ -6,6 +6,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from sglang.srt.models.ernie4_eagle import Ernie4ModelMTP
 from sglang.srt.models.mimo_mtp import MiMoMultiTokenPredictorLayer
 
 
@@ -14,6 +15,8 @@ def make_capturable(model: torch.nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, MiMoMultiTokenPredictorLayer):
             layer.forward = MethodType(mimo_mtp_forward, layer)
+        if isinstance(layer, Ernie4ModelMTP):
+            layer.forward = MethodType(ernie_mtp_forward, layer)
 
 
 def mimo_mtp_forward(
@@ -41,3 +44,26 @@ def mimo_mtp_forward(
     hidden_states = residual_batch.fold(hidden_states, forward_batch)
     hidden_states = residual_batch.take_output(hidden_states, forward_batch)
     return self.final_layernorm(hidden_states)
+
+
+def ernie_mtp_forward(
+    self: Any,
+    input_ids: torch.Tensor,
+    positions: torch.Tensor,
+    forward_batch: Any,
+    input_embeds: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """For ``Ernie4ModelMTP.forward``, which does the same. -> [rows, hidden_size]"""
+    embeds = self.embed_tokens(input_ids) if input_embeds is None else input_embeds
+    embeds = embeds.masked_fill((positions == 0)[:, None], 0)
+    parts = (
+        self.mtp_emb_norm(embeds),
+        self.mtp_hidden_norm(forward_batch.spec_info.hidden_states),
+    )
+    hidden_states, residual = self.mtp_block(
+        positions=positions,
+        hidden_states=self.mtp_linear_proj(torch.cat(parts, dim=-1)),
+        forward_batch=forward_batch,
+        residual=None,
+    )
+    return residual + hidden_states

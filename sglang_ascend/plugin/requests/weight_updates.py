@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -62,6 +63,15 @@ class CutQuantizedHead:
 
     def give_rows(self, model: Any) -> None:
         model.lm_head.quant_method = self.whole.cut(self.token_ids)
+
+
+def separate_head(model: Any) -> None:
+    """Of an MTP layer whose head is its embedding, one module: drafts may have a head of their own,
+    of fewer rows or quantized, and the embedding may not."""
+    if model.lm_head is model.model.embed_tokens:
+        head = copy(model.lm_head)
+        head._parameters = dict(head._parameters)
+        model.lm_head = head
 
 
 def share_embedding_and_head(model: Any, embedding: torch.Tensor, head: torch.Tensor) -> None:
