@@ -60,7 +60,7 @@ BY_NAME = {
 def missing_capability(config: ModelConfig, served: Collection[str] = ()) -> str | None:
     """What the model needs and is not served, and which field says so; None if it needs nothing.
 
-    `served` are capabilities that the model's family has all the same.
+    `served` are capabilities that the device's worker has all the same.
     """
     for fields in _with_parts(config.fields):
         for field, what in _asked(fields):

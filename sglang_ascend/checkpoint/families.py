@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from sglang_ascend.checkpoint import layers
-from sglang_ascend.checkpoint.capabilities import INDEXED
 from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.layers import Expected
@@ -53,7 +52,6 @@ class Family:
         block: where the MTP layer's decoder layer lies.
         lone_is_layer_0: of a draft exported alone, which has one layer; otherwise it lies behind
             one that is not there.
-        served: capabilities that the family has beside those of every model.
     """
 
     architecture: str
@@ -67,7 +65,6 @@ class Family:
     norms: tuple[str, ...]
     block: str = ""
     lone_is_layer_0: bool = True
-    served: tuple[str, ...] = ()
 
 
 # NextN: the MTP layer is behind the last, has experts, and its parts have DeepSeek's names.
@@ -98,7 +95,6 @@ FAMILIES = (
             model_types=("deepseek_v3", "deepseek_v32"),
             layer=layers.deepseek_layer,
             is_sparse=layers.deepseek_sparse,
-            served=(INDEXED,),  # not on an NPU, where plugin/mtp/algorithm.py refuses it
         )
         for architecture in ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM")
     ),

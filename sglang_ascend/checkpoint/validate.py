@@ -5,7 +5,7 @@ Reads config.json, the safetensors headers and, up to a size limit, every value;
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,13 +69,15 @@ def validate_checkpoint(
     skip_tokenizer_init: bool = False,
     trust_remote_code: bool = False,
     scan_limit_bytes: int = SCAN_LIMIT_BYTES,
+    served: Collection[str] = (),
 ) -> CheckpointSummary | None:
     """Checks the target in `model_path` and the MTP layer in it, or in `draft_path` if given.
 
     Every value is scanned for NaN and infinity when the target takes at most `scan_limit_bytes`
     (4 GiB); of a larger one the MTP layer, and of an MTP layer larger than that all but its routed
     experts. Returns None when `model_path` is no local folder but a hub id: SGLang may download
-    it. A remote `draft_path` leaves its MTP layer unchecked.
+    it. A remote `draft_path` leaves its MTP layer unchecked. `served` are capabilities (see
+    capabilities.py) that the worker has beside those of this package's step.
 
     Raises:
         CheckpointError: one sentence with the file or flag at fault and the remedy.
@@ -88,13 +90,15 @@ def validate_checkpoint(
         draft_folder = local_folder(draft_path, DRAFT_FLAG)
     has_own_mtp = draft_folder == target_folder
 
-    target = _open(MODEL_FLAG, target_folder, has_own_mtp, trust_remote_code)
+    target = _open(MODEL_FLAG, target_folder, has_own_mtp, trust_remote_code, served)
     if not skip_tokenizer_init:
         check_tokenizer(target_folder, tokenizer_path)
     _check_target(target)
     mtp: list[TensorEntry] = []
     if draft_folder is not None:
-        draft = target if has_own_mtp else _open(DRAFT_FLAG, draft_folder, True, trust_remote_code)
+        draft = target
+        if not has_own_mtp:
+            draft = _open(DRAFT_FLAG, draft_folder, True, trust_remote_code, served)
         mtp = _check_mtp_layer(draft)
         if draft is not target:
             _check_same_width(target, draft)
@@ -126,13 +130,13 @@ def _num_bytes(tensors: Iterable[TensorEntry]) -> int:
     return sum(tensor.num_bytes for tensor in tensors)
 
 
-def _open(flag: str, folder: Path, needs_mtp: bool, trust_remote_code: bool) -> _Checkpoint:
+def _open(
+    flag: str, folder: Path, needs_mtp: bool, trust_remote_code: bool, served: Collection[str]
+) -> _Checkpoint:
     """Config and headers of one checkpoint; its family must be known if it is to hold the MTP."""
     config = read_config(folder)
-    family = find_family(config)
-    _refuse_missing_capability(flag, config, family)
-    if needs_mtp:
-        family = _family(flag, config)
+    _refuse_missing_capability(flag, config, served)
+    family = _family(flag, config) if needs_mtp else find_family(config)
     if family and flag == MODEL_FLAG and config.architecture == family.draft_architecture:
         raise CheckpointError(
             f"{flag} {shown(folder)} is a {config.architecture}, an MTP layer without its model; "
@@ -144,10 +148,9 @@ def _open(flag: str, folder: Path, needs_mtp: bool, trust_remote_code: bool) -> 
     return _Checkpoint(flag, folder, config, family, tensors, quantized_modules)
 
 
-def _refuse_missing_capability(flag: str, config: ModelConfig, family: Family | None) -> None:
-    """Of any model, for the step runs the target too; a known family may have more than others."""
-    what = missing_capability(config, family.served if family else ())
-    if what is not None:
+def _refuse_missing_capability(flag: str, config: ModelConfig, served: Collection[str]) -> None:
+    """Of any model, for the step runs the target too."""
+    if (what := missing_capability(config, served)) is not None:
         raise CheckpointError(
             f"{flag} {shown(config.path.parent)} is a {shown(config.architecture)}, which MTP does "
             f"not serve: that needs {what}; leave out --speculative-algorithm"

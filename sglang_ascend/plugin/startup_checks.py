@@ -59,7 +59,10 @@ def refuse_bad_checkpoint(server_args: Any) -> None:
     if server_args.load_format == "dummy":
         return
     from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
+    from sglang_ascend.checkpoint.capabilities import INDEXED
 
+    # DeepSeek-V3.2: SGLang's own worker has it, which serves on CUDA.
+    served = () if device_profile().runs_step else (INDEXED,)
     try:
         checked = validate_checkpoint(
             server_args.model_path,
@@ -67,6 +70,7 @@ def refuse_bad_checkpoint(server_args: Any) -> None:
             tokenizer_path=server_args.tokenizer_path,
             skip_tokenizer_init=server_args.skip_tokenizer_init,
             trust_remote_code=server_args.trust_remote_code,
+            served=served,
         )
     except CheckpointError as error:
         raise StartupRefused(str(error)) from None

@@ -72,6 +72,17 @@ def test_a_window_that_is_not_used_is_no_window(build) -> None:
     assert validate_checkpoint(checkpoint.folder) is not None
 
 
+def test_what_another_worker_has_is_not_missing(build) -> None:
+    """As of DeepSeek-V3.2 where SGLang's own worker serves."""
+    checkpoint = build("deepseek")
+    checkpoint.config |= {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 2048}
+    checkpoint.save()
+    assert validate_checkpoint(checkpoint.folder, served=[INDEXED]) is not None
+    for served in ((), (WINDOW,)):
+        with pytest.raises(CheckpointError, match=r"\(index_topk in config\.json\)"):
+            validate_checkpoint(checkpoint.folder, served=served)
+
+
 def test_a_target_without_an_mtp_layer_of_its_own_is_asked_too(build) -> None:
     target, draft = build("mimo", "target"), build("mimo", "draft")
     target.config |= {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}

@@ -86,6 +86,10 @@ BAD_STARTS = {
     "unknown architecture": Bad(
         ("LlamaForCausalLM",), edit_config(architectures=["LlamaForCausalLM"], model_type="llama")
     ),
+    "DeepSeek-V3.2": Bad(
+        ("an index chooses", "index_topk"),
+        edit_config(architectures=["DeepseekV32ForCausalLM"], index_topk=64),
+    ),
     "unknown model path": Bad(("--model-path",), lambda folder: shutil.rmtree(folder)),
     "no steps": Bad(("--speculative-num-steps",), flags=("--speculative-num-steps", "0")),
     "too many steps": Bad(("--speculative-num-steps",), flags=("--speculative-num-steps", "16")),

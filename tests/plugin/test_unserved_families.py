@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
+import shutil
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -20,6 +23,7 @@ from sglang_ascend.checkpoint.capabilities import (
 )
 from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.families import FAMILIES
+from sglang_ascend.models.catalog import model_path
 
 pytestmark = pytest.mark.sglang
 SGLANG = "sglang.srt.configs."
@@ -131,3 +135,30 @@ def test_the_config_of_an_unserved_model_says_what_it_needs(loaded_plugins, arch
     config = ModelConfig(Path("config.json"), fields, architecture, quantized=False)
     found = missing_capability(config)
     assert found is not None and found.startswith(f"{what} (")
+
+
+def test_an_index_is_missing_where_this_packages_step_runs(
+    loaded_plugins, monkeypatch, tmp_path: Path
+) -> None:
+    """On CUDA SGLang's own worker serves, which has it."""
+    from sglang_ascend.plugin import device, startup_checks
+    from sglang_ascend.plugin.errors import StartupRefused
+
+    folder = shutil.copytree(model_path("nano-deepseek"), tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["DeepseekV32ForCausalLM"], "index_topk": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+    arguments = SimpleNamespace(
+        model_path=str(folder),
+        load_format="auto",
+        speculative_draft_model_path=None,
+        tokenizer_path=None,
+        skip_tokenizer_init=False,
+        trust_remote_code=False,
+    )
+    for profile in (device.CPU, device.NPU):
+        monkeypatch.setattr(startup_checks, "device_profile", lambda profile=profile: profile)
+        with pytest.raises(StartupRefused, match="index_topk"):
+            startup_checks.refuse_bad_checkpoint(arguments)
+    monkeypatch.setattr(startup_checks, "device_profile", lambda: device.CUDA)
+    startup_checks.refuse_bad_checkpoint(arguments)
