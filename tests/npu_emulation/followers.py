@@ -32,7 +32,7 @@ class Followers:
             for rank, report in self.reports.items()
         ]
         for process in self.processes:
-            threading.Thread(target=_end_with, args=(process,), daemon=True).start()
+            threading.Thread(target=end_with, args=(process,), daemon=True).start()
 
     def finish(self) -> list[Report]:
         for process in self.processes:
@@ -40,8 +40,8 @@ class Followers:
         return [Report.from_json(report.read_text()) for report in self.reports.values()]
 
 
-def _end_with(follower: subprocess.Popen[bytes]) -> None:
-    """A rank that stopped would be waited for."""
+def end_with(follower: subprocess.Popen[bytes]) -> None:
+    """A process that stopped would be waited for."""
     if follower.wait() != 0:
-        print("npu_emulation: another rank's process stopped.", file=sys.stderr, flush=True)
+        print("npu_emulation: another process of the server stopped.", file=sys.stderr, flush=True)
         os._exit(1)

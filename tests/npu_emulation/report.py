@@ -17,6 +17,7 @@ WARM_UP, LAST = 2, -1
 class Request:
     input_ids: list[int]
     sampling_params: dict[str, Any]
+    bootstrap_room: int | None = None  # where a prefill and a decode server meet for it
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Report:
     not_counted: dict[str, int] = field(default_factory=dict)  # launches that need CANN
     left_undone: list[str] = field(default_factory=list)  # calls of CANN that did nothing
     other_ranks: list[Report] = field(default_factory=list)
+    prefill: Report | None = None  # of the server that prefilled, where it is another
 
     @classmethod
     def from_json(cls, text: str) -> Report:
@@ -52,7 +54,9 @@ class Report:
     def _of(cls, found: dict[str, Any]) -> Report:
         iterations = [Iteration(**turn) for turn in found["iterations"]]
         other_ranks = [cls._of(other) for other in found["other_ranks"]]
-        return cls(**found | {"iterations": iterations, "other_ranks": other_ranks})
+        prefill = found["prefill"] and cls._of(found["prefill"])
+        read = {"iterations": iterations, "other_ranks": other_ranks, "prefill": prefill}
+        return cls(**found | read)
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))

@@ -1,9 +1,10 @@
 """python -m npu_emulation.serve --requests FILE [--json FILE] SGLANG-FLAGS...
 
 Serves FILE's requests with SGLang on the emulated NPU and prints one JSON object: tokens, counts of
-every iteration, and the class names of what served; of rank 0, and under other_ranks of the others,
-which are processes of the same command. FILE holds waves, each a list of requests
-{"input_ids": [...], "sampling_params": {...}}; a wave starts when the last one has finished.
+every iteration, and the class names of what served; of rank 0, under other_ranks of the others, and
+under prefill of another server that prefilled: processes of the same command. FILE holds waves,
+each a list of requests {"input_ids": [...], "sampling_params": {...}}; a wave starts when the last
+one has finished.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import json
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import torch
 
+from npu_emulation.disaggregation import Waves, serve_apart
 from npu_emulation.environment import DEVICES
 from npu_emulation.followers import Followers, own_rank
 from npu_emulation.report import Report, Request
@@ -31,6 +34,7 @@ def main() -> None:
     tp_size = ("--tp-size", "--tensor-parallel-size")
     parser.add_argument(*tp_size, type=int, default=1, help="ranks, each a process and a device")
     parser.add_argument("--seed-per-rank", action="store_true", help="ranks do not draw alike")
+    parser.add_argument("--disaggregated", action="store_true", help="another server prefills")
     options, arguments = parser.parse_known_args()
     waves = [
         [Request(**request) for request in wave]
@@ -40,7 +44,11 @@ def main() -> None:
     os.environ[DEVICES] = str(options.tp_size)
     arguments += ["--tp-size", str(options.tp_size)]
     seed = own_rank() if options.seed_per_rank else None
-    report = serve_with_followers(arguments, waves, options.tp_size, seed).as_json()
+    serve_ranks = partial(serve_with_followers, num_ranks=options.tp_size, seed=seed)
+    if options.disaggregated:
+        report = serve_apart(serve_ranks, arguments, waves).as_json()
+    else:
+        report = serve_ranks(arguments, waves).as_json()
     if options.json:
         options.json.write_text(report)
     else:
@@ -51,7 +59,7 @@ def main() -> None:
 
 
 def serve_with_followers(
-    arguments: list[str], waves: list[list[Request]], num_ranks: int, seed: int | None
+    arguments: list[str], waves: Waves, num_ranks: int, seed: int | None
 ) -> Report:
     if num_ranks == 1 or own_rank() != 0:
         return serve(arguments, waves, seed)

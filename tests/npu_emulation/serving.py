@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,21 +16,23 @@ from npu_emulation.followers import own_rank
 from npu_emulation.numerics import Numerics
 from npu_emulation.report import Iteration, Report, Request
 from npu_emulation.stand_ins import launched as stand_ins_launched
+from npu_emulation.stand_ins.transfers import HOST
 
-IDLE_ITERATIONS = 200  # without a batch while requests are unfinished: the scheduler is stuck
+IDLE_SECONDS = 120  # without a batch while requests are unfinished: the scheduler is stuck
+IDLE_TURN = 0.002  # seconds: what it waits for may be another process, which wants the core
 
 
 class CountedLoop:
     """Gives the scheduler's loop the waves of requests, each when the last one has finished."""
 
-    def __init__(self, scheduler: Any, waves: Sequence[Sequence[Request]]) -> None:
+    def __init__(self, scheduler: Any, waves: Iterable[Sequence[Request]]) -> None:
         self.scheduler, self.waves, self.wave = scheduler, iter(waves), -1
         self.iterations: list[Iteration] = []
         self.requests: list[Any] = []  # SGLang's
         self.accepted = record_acceptance()
         self._turn: Iterator[None] | None = None
         self._batch: tuple[str, int] | None = None
-        self._idle = 0
+        self._last_batch_at = time.monotonic()
         self._run_batch = scheduler.run_batch
         scheduler.run_batch = self.run_batch
         scheduler.ingest_requests = self.ingest_requests
@@ -56,9 +58,10 @@ class CountedLoop:
         with counted() as counts:
             yield
         host_seconds = time.perf_counter() - started - (seconds_of_work() - worked)
-        self._idle += 1
-        if self._batch is not None:
-            self._idle = 0
+        if self._batch is None:
+            time.sleep(IDLE_TURN)
+        else:
+            self._last_batch_at = time.monotonic()
             self.iterations.append(
                 Iteration(
                     self.wave,
@@ -75,7 +78,7 @@ class CountedLoop:
         from sglang.srt.managers.io_struct import ShutdownReq
 
         if not all(request.finished() for request in self.requests):
-            if self._idle > IDLE_ITERATIONS:
+            if time.monotonic() - self._last_batch_at > IDLE_SECONDS:
                 raise RuntimeError("the scheduler runs no batches, and requests are unfinished.")
             return []
         wave = next(self.waves, None)
@@ -89,12 +92,12 @@ class CountedLoop:
             return
         self.wave += 1
         self.scheduler.process_input_requests(asked)
-        waiting = {request.rid: request for request in self.scheduler.waiting_queue}
+        waiting = {request.rid: request for request in _waiting(self.scheduler)}
         self.requests += [waiting[request.rid] for request in asked if request.rid in waiting]
 
 
 def serve(
-    arguments: Sequence[str], waves: Sequence[Sequence[Request]], seed: int | None = None
+    arguments: Sequence[str], waves: Iterable[Sequence[Request]], seed: int | None = None
 ) -> Report:
     """Serve as `python -m sglang.launch_server ARGUMENTS` would; once per process.
 
@@ -125,6 +128,7 @@ def started(arguments: Sequence[str]) -> Any:
 
     from sglang.srt.entrypoints.engine import _set_envs_and_config
     from sglang.srt.managers import scheduler
+    from sglang.srt.managers.disagg_service import start_disagg_service
     from sglang.srt.runtime_context import SpawnRanks, publish, spawn_world_rank
     from sglang.srt.server_args import PortArgs, prepare_server_args
 
@@ -136,7 +140,21 @@ def started(arguments: Sequence[str]) -> Any:
     world_rank = spawn_world_rank(server_args, tp_rank=rank, pp_rank=0)
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, gpu_id=rank))
     scheduler.configure_scheduler_process(server_args, rank, display_tp_rank=rank)
+    if rank == 0:
+        start_disagg_service()  # of a prefill server: where decode servers ask for it
     return scheduler.Scheduler(server_args, ports)
+
+
+def _waiting(scheduler: Any) -> list[Any]:
+    """The requests that have not begun; those of a prefill or decode server wait for the other."""
+    prefill, decode = (
+        [] if queue is None else queue.queue
+        for queue in (
+            scheduler.disagg_prefill_bootstrap_queue,
+            scheduler.disagg_decode_prealloc_queue,
+        )
+    )
+    return [*scheduler.waiting_queue, *prefill, *(waiting.req for waiting in decode)]
 
 
 def record_acceptance() -> dict[str, list[list[int]]]:
@@ -202,4 +220,6 @@ def _tokenized(name: str, request: Request) -> Any:
         top_logprobs_num=0,
         token_ids_logprob=None,
         stream=False,
+        bootstrap_host=HOST if request.bootstrap_room else None,
+        bootstrap_room=request.bootstrap_room,
     )

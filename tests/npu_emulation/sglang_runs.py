@@ -77,4 +77,5 @@ def served(*args: Any, **kwargs: Any) -> Report:
             f"the server stopped:\n{process.stdout[-2000:]}{process.stderr[-6000:]}"
         )
     assert report.left_undone == []
+    assert report.prefill is None or report.prefill.left_undone == []
     return report

@@ -13,6 +13,7 @@ from npu_emulation.stand_ins import (
     norms,
     speculation,
     trace_rules,
+    transfers,
     triton_launches,
 )
 from npu_emulation.stand_ins.kernels import launched
@@ -26,6 +27,7 @@ STAND_INS = (
     *norms.STAND_INS,
     *speculation.STAND_INS,
     *grammar.STAND_INS,
+    *transfers.STAND_INS,
 )
 
 __all__ = ["STAND_INS", "install", "launched"]
@@ -34,4 +36,5 @@ __all__ = ["STAND_INS", "install", "launched"]
 def install() -> None:
     modules.install()
     trace_rules.install()
+    transfers.install()
     triton_launches.install()
