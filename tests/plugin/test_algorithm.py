@@ -104,6 +104,10 @@ REFUSED = [
         "--disaggregation-transfer-backend",
     ),
     (
+        "--disaggregation-mode decode --disaggregation-transfer-backend ascend",
+        "--disaggregation-transfer-backend ascend",
+    ),
+    (
         "--disaggregation-mode decode --disaggregation-decode-retraction-backup host_pool",
         "--disaggregation-decode-retraction-backup host_pool",
     ),
@@ -271,7 +275,7 @@ def test_a_value_that_is_none_is_refused(tiny_mimo, monkeypatch, name, value, me
 
 @pytest.fixture
 def on_npu(monkeypatch):
-    for module in ("algorithm", "adaptive.refusals"):
+    for module in ("algorithm", "adaptive.refusals", "disaggregation"):
         name = f"sglang_ascend.plugin.mtp.{module}.device_profile"
         monkeypatch.setattr(name, lambda: NPU)
 
@@ -289,6 +293,29 @@ def test_lookups_are_refused_on_an_npu(tiny_mimo, monkeypatch):
     with pytest.raises(StartupRefused) as refusal:
         resolve(tiny_mimo, "--speculative-algorithm MTP")
     assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_LOOKUP_DRAFTS on this device")
+
+
+@pytest.mark.usefixtures("on_npu")
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ("--disaggregation-transfer-backend mooncake", "--disaggregation-transfer-backend"),
+        (
+            "--disaggregation-transfer-backend ascend --speculative-use-rejection-sampling",
+            "--speculative-use-rejection-sampling with --disaggregation-mode",
+        ),
+        (
+            "--disaggregation-transfer-backend ascend "
+            "--disaggregation-decode-retraction-backup host_pool",
+            "--disaggregation-decode-retraction-backup host_pool",
+        ),
+        ("--disaggregation-transfer-backend ascend", "memfabric"),
+    ],
+)
+def test_a_decode_server_on_an_npu_is_refused_what_is_not_served_there(tiny_mimo, flags, named):
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, f"--speculative-algorithm MTP --disaggregation-mode decode {flags}")
+    assert_one_sentence(str(refusal.value), named)
 
 
 @pytest.mark.usefixtures("on_npu")

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_ascend.plugin.device import CPU, NPU
+
 pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
 
 BONUS, DRAFTS = torch.tensor([11, 12, 13]), torch.tensor([21, 22, 23])
@@ -140,20 +142,58 @@ def test_without_a_hidden_state_core_would_send_no_draft(monkeypatch):
     assert chains[:, 1:].abs().sum() == 0
 
 
+ENGINES = {CPU: ("mooncake.engine", "libibverbs1"), NPU: ("memfabric_hybrid", "memfabric-hybrid")}
+
+
+@pytest.mark.parametrize("device", ENGINES, ids=lambda device: device.device_type)
 @pytest.mark.parametrize("mode", ["null", "prefill", "decode"])
-def test_a_missing_engine_is_named_before_anything_starts(mode, monkeypatch):
+def test_a_missing_engine_is_named_before_anything_starts(mode, device, monkeypatch):
     from sglang_ascend.plugin.errors import StartupRefused
     from sglang_ascend.plugin.mtp import disaggregation
 
     def missing(name: str) -> None:
-        raise ImportError("libibverbs.so.1: cannot open shared object file")
+        assert name == module
+        raise ImportError("its library: cannot open shared object file")
 
+    module, package = ENGINES[device]
     server_args = SimpleNamespace(disaggregation_mode=mode)
+    monkeypatch.setenv(disaggregation.STORE_URL, "tcp://127.0.0.1:24667")
+    monkeypatch.setattr(disaggregation, "device_profile", lambda: device)
     monkeypatch.setattr(disaggregation, "import_module", missing)
-    refusal = (
-        pytest.raises(StartupRefused, match="libibverbs1") if mode != "null" else nullcontext()
-    )
+    refusal = pytest.raises(StartupRefused, match=package) if mode != "null" else nullcontext()
     with refusal:
         disaggregation.refuse_missing_engine(server_args)
     monkeypatch.setattr(disaggregation, "import_module", lambda name: None)
     disaggregation.refuse_missing_engine(server_args)
+
+
+@pytest.mark.parametrize(
+    ("mode", "given", "kept"),
+    [
+        ("decode", None, "cpu_tensor"),
+        ("decode", "host_pool", "host_pool"),
+        ("prefill", None, None),
+        ("null", None, None),
+    ],
+)
+def test_a_decode_server_keeps_retracted_requests_in_tensors_unless_told_otherwise(
+    mode, given, kept
+):
+    from sglang_ascend.plugin.mtp.disaggregation import keep_retracted_on_host
+
+    server_args = SimpleNamespace(
+        disaggregation_mode=mode, disaggregation_decode_retraction_backup=given
+    )
+    keep_retracted_on_host(server_args)
+    assert server_args.disaggregation_decode_retraction_backup == kept
+
+
+def test_memfabric_s_store_is_asked_for(monkeypatch):
+    from sglang_ascend.plugin.errors import StartupRefused
+    from sglang_ascend.plugin.mtp import disaggregation
+
+    monkeypatch.delenv(disaggregation.STORE_URL, raising=False)
+    monkeypatch.setattr(disaggregation, "device_profile", lambda: NPU)
+    monkeypatch.setattr(disaggregation, "import_module", lambda name: None)
+    with pytest.raises(StartupRefused, match="ASCEND_MF_STORE_URL"):
+        disaggregation.refuse_missing_engine(SimpleNamespace(disaggregation_mode="decode"))

@@ -25,6 +25,7 @@ from sglang_ascend.plugin.mtp.adaptive.refusals import (
 )
 from sglang_ascend.plugin.mtp.chain_relay import ChainRelay
 from sglang_ascend.plugin.mtp.disaggregation import (
+    keep_retracted_on_host,
     received_draft_input,
     refuse_missing_engine,
     unserved_transfers,
@@ -106,6 +107,8 @@ class MTPAlgorithm(CustomSpecAlgo):
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_MAX_RUNNING_REQUESTS
         server_args.speculative_adaptive = asks_adaptive(server_args)
+        if device_profile().runs_step:
+            keep_retracted_on_host(server_args)
 
 
 def register_mtp() -> None:
@@ -140,7 +143,6 @@ def validate_server_args(server_args: Any) -> None:
         unsupported |= _unsupported_with_dp_attention(server_args)
     if device_profile().runs_step:
         unsupported |= _unsupported_by_step(server_args)
-    if device_profile().emulates:
         unsupported |= unserved_transfers(server_args)
     if device_profile().keeps_ascend_path:
         unsupported |= _unsupported_on_npu(server_args)
@@ -153,7 +155,7 @@ def validate_server_args(server_args: Any) -> None:
     if device_profile().keeps_ascend_path:
         _refuse_sparse_attention(server_args)
         enable_write_after_read_barrier()
-    if device_profile().emulates:
+    if device_profile().runs_step:
         refuse_missing_engine(server_args)
 
 

@@ -5,6 +5,7 @@ SGLang's transfer has a row of 16 draft tokens for a request: ours is [bonus, dr
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import Any
 
@@ -13,11 +14,14 @@ from sglang.srt.managers.overlap_utils import RelayPayload
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
+from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.speculative.lengths import lengthened
 
-# The second forces the first off RDMA.
-TRANSFERS = ("mooncake", "mooncake_tcp")
+# By what carries a KV cache: where it is, by SGLang's name. mooncake_tcp forces mooncake off RDMA.
+CPU_TRANSFERS, NPU_TRANSFERS = ("mooncake", "mooncake_tcp"), ("ascend",)
+# Where memfabric's engines find each other, in both servers.
+STORE_URL = "ASCEND_MF_STORE_URL"
 
 # The row that core allocates for an algorithm that carries no hidden state.
 EMPTY_HIDDEN_STATE = 16
@@ -79,8 +83,16 @@ def keep_indices_on_host(batch: Any) -> None:
             sender.supports_host_tensor_indices = False
 
 
+def keep_retracted_on_host(server_args: Any) -> None:
+    """On a decode server: a retracted request's caches are copied tensor by tensor, unless a flag
+    says otherwise. SGLang chooses a pool of pinned pages for keys by head, which was not tried."""
+    if server_args.disaggregation_mode == "decode":
+        backup = server_args.disaggregation_decode_retraction_backup
+        server_args.disaggregation_decode_retraction_backup = backup or "cpu_tensor"
+
+
 def unserved_transfers(server_args: Any) -> dict[str, bool]:
-    """Flags by whether they were given, for the table of refusals on CPU."""
+    """Flags by whether they were given, for the table of refusals of our step."""
     backend = server_args.disaggregation_transfer_backend
     disaggregated = server_args.disaggregation_mode != "null"
     return {
@@ -89,8 +101,9 @@ def unserved_transfers(server_args: Any) -> dict[str, bool]:
             disaggregated and server_args.speculative_use_rejection_sampling
         ),
         f"--disaggregation-transfer-backend {backend}": (
-            disaggregated and backend not in TRANSFERS
+            disaggregated and backend not in _served_transfers()
         ),
+        # On a CPU its memory is registered with CUDA; on an NPU it was not tried.
         "--disaggregation-decode-retraction-backup host_pool": (
             disaggregated and server_args.disaggregation_decode_retraction_backup == "host_pool"
         ),
@@ -99,15 +112,33 @@ def unserved_transfers(server_args: Any) -> dict[str, bool]:
     }
 
 
+def _served_transfers() -> tuple[str, ...]:
+    return CPU_TRANSFERS if device_profile().emulates else NPU_TRANSFERS
+
+
 def refuse_missing_engine(server_args: Any) -> None:
-    """Raises StartupRefused where Mooncake is asked for and cannot be loaded."""
-    if server_args.disaggregation_mode == "null":
+    """Raises StartupRefused where the engine that carries the cache cannot be loaded, or was not
+    told where its peers are."""
+    mode = server_args.disaggregation_mode
+    if mode == "null":
         return
-    try:
-        import_module("mooncake.engine")
-    except ImportError as error:
+    if device_profile().emulates:
+        return _require(
+            "mooncake.engine",
+            f"--disaggregation-mode {mode} needs Mooncake's transfer engine",
+            "pip install mooncake-transfer-engine-non-cuda, and the system's libibverbs1.",
+        )
+    backend = "--disaggregation-transfer-backend ascend"
+    _require("memfabric_hybrid", f"{backend} needs memfabric", "pip install memfabric-hybrid.")
+    if not os.environ.get(STORE_URL):
         raise StartupRefused(
-            f"--disaggregation-mode {server_args.disaggregation_mode} needs Mooncake's transfer "
-            f"engine ({error}): pip install mooncake-transfer-engine-non-cuda, and the system's "
-            "libibverbs1."
-        ) from None
+            f"{backend} needs {STORE_URL}, at which both servers find each other: set it to "
+            "tcp://ADDRESS:PORT in both, with the prefill server's address and a port of its own."
+        )
+
+
+def _require(module: str, need: str, remedy: str) -> None:
+    try:
+        import_module(module)
+    except (ImportError, OSError) as error:  # memfabric loads its libraries itself
+        raise StartupRefused(f"{need} ({error}): {remedy}") from None
