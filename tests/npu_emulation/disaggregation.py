@@ -24,6 +24,7 @@ from npu_emulation.stand_ins.transfers import HOST
 from sglang_ascend.bench.server import free_port
 
 MODE, PORT = "NPU_EMULATION_MODE", "NPU_EMULATION_BOOTSTRAP_PORT"
+GRACE_SECONDS = 60  # to write a report in
 PREFILL, DECODE = "prefill", "decode"
 ANY_RANK = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1"
 Waves = Iterable[Sequence[Request]]
@@ -64,8 +65,18 @@ def in_rooms(waves: Waves) -> list[list[Request]]:
 
 
 def until_input_ends(waves: Waves) -> Iterator[Sequence[Request]]:
+    """A decode server that failed ends this one's input too: then it may not finish."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        sys.stdin.read()
+        ended.set()
+        time.sleep(GRACE_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
     yield from waves
-    sys.stdin.read()
+    ended.wait()
 
 
 class PrefillServer:

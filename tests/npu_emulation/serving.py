@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
 from collections import defaultdict
@@ -18,7 +19,7 @@ from npu_emulation.report import Iteration, Report, Request
 from npu_emulation.stand_ins import launched as stand_ins_launched
 from npu_emulation.stand_ins.transfers import HOST
 
-IDLE_SECONDS = 120  # without a batch while requests are unfinished: the scheduler is stuck
+IDLE_SECONDS = 200  # without a batch while requests are unfinished: the scheduler is stuck
 IDLE_TURN = 0.002  # seconds: what it waits for may be another process, which wants the core
 
 
@@ -32,6 +33,9 @@ class CountedLoop:
         self.accepted = record_acceptance()
         self._turn: Iterator[None] | None = None
         self._batch: tuple[str, int] | None = None
+        # A prefill server may have to wait until the decode server has room.
+        is_prefill = scheduler.disagg_prefill_bootstrap_queue is not None
+        self._patience = math.inf if is_prefill else IDLE_SECONDS
         self._last_batch_at = time.monotonic()
         self._run_batch = scheduler.run_batch
         scheduler.run_batch = self.run_batch
@@ -78,7 +82,7 @@ class CountedLoop:
         from sglang.srt.managers.io_struct import ShutdownReq
 
         if not all(request.finished() for request in self.requests):
-            if time.monotonic() - self._last_batch_at > IDLE_SECONDS:
+            if time.monotonic() - self._last_batch_at > self._patience:
                 raise RuntimeError("the scheduler runs no batches, and requests are unfinished.")
             return []
         wave = next(self.waves, None)
