@@ -1,26 +1,18 @@
-"""python -m npu_emulation.collective_programs RANK FOLDER: what each of two ranks runs on its NPU.
-
-FOLDER is where they meet, and gets RANK.json: by program what it returned (test_collectives.py)."""
+"""python -m npu_emulation.collective_programs RANK FOLDER: what each of two ranks runs on its NPU
+(rank_programs.py, test_collectives.py)."""
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch_npu  # noqa: F401  (registers the device)
 
 from npu_emulation.collectives import CollectiveError
-from npu_emulation.counters import counted, left_undone, num_pending
+from npu_emulation.counters import counted, num_pending
 from npu_emulation.device_work import alias, raise_failures
-from npu_emulation.numerics import Numerics
-
-RANKS = 2
+from npu_emulation.rank_programs import RANKS, main
 
 
 def of_rank(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -149,9 +141,8 @@ def different_sizes(rank: int) -> Any:
     return "no error"
 
 
-PROGRAMS: dict[str, Callable[[int], Any]] = {
-    program.__name__: program
-    for program in (
+if __name__ == "__main__":
+    main(
         reduced,
         gathered,
         scattered,
@@ -165,20 +156,3 @@ PROGRAMS: dict[str, Callable[[int], Any]] = {
         waits_in_another_order,
         different_sizes,
     )
-}
-
-
-def main() -> None:
-    rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    torch.npu.set_device(rank)
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("hccl", init_method=meeting, rank=rank, world_size=RANKS)
-    with Numerics():
-        found = {name: program(rank) for name, program in PROGRAMS.items()}
-        dist.barrier()
-    found["left_undone"] = left_undone()
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

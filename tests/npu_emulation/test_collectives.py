@@ -6,39 +6,20 @@ One pair of processes runs all of collective_programs.py; each test looks at wha
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch
 
-from npu_emulation.collective_programs import RANKS, of_rank
-from npu_emulation.environment import DEVICES
+from npu_emulation.collective_programs import of_rank
+from npu_emulation.rank_programs import RANKS, found_by_ranks
 
 OURS, OF_BOTH = [of_rank(rank) for rank in range(RANKS)], of_rank(0) + of_rank(1)
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory) -> list[dict[str, Any]]:
-    """By rank: what each program returned."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "npu_emulation.collective_programs"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder)],
-            env=os.environ | {DEVICES: str(RANKS)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    for process in processes:
-        said = process.communicate(timeout=120)[1]
-        assert process.returncode == 0, said
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return found_by_ranks("collective_programs", tmp_path_factory.mktemp("ranks"))
 
 
 def of_ranks(found: list[dict[str, Any]], program: str) -> list[Any]:

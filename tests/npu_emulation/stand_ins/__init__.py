@@ -7,7 +7,9 @@ kernel of `sgl_kernel_npu` can be imported and raises by its name when it is cal
 from __future__ import annotations
 
 from npu_emulation.stand_ins import (
+    activation,
     allocation,
+    expert_exchange,
     grammar,
     modules,
     norms,
@@ -28,13 +30,15 @@ STAND_INS = (
     *speculation.STAND_INS,
     *grammar.STAND_INS,
     *transfers.STAND_INS,
+    *expert_exchange.STAND_INS,
+    *activation.STAND_INS,
 )
 
 __all__ = ["STAND_INS", "install", "launched"]
 
 
 def install() -> None:
-    modules.install()
+    modules.install(expert_exchange.MODULES)
     trace_rules.install()
     transfers.install()
     triton_launches.install()

@@ -48,9 +48,9 @@ def launch(name: str, compute: Callable[..., None], *args: Any, **kwargs: Any) -
     enqueue(partial(compute, *cpu_args, **cpu_kwargs))
 
 
-def new_result(like: torch.Tensor, *shape: int) -> torch.Tensor:
+def new_result(like: torch.Tensor, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Memory for a kernel's result, poison until it runs."""
-    result = torch.empty(shape, dtype=like.dtype, device=like.device)
+    result = torch.empty(shape, dtype=dtype or like.dtype, device=like.device)
     if not is_capturing():
         poison(result)
     return result

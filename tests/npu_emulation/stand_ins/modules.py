@@ -102,8 +102,8 @@ def _module(name: str) -> types.ModuleType:
     return sys.modules[name]
 
 
-def install() -> None:
-    for name, contents in MODULES.items():
+def install(others: dict[str, dict[str, Any]]) -> None:
+    for name, contents in (MODULES | others).items():
         vars(_module(name)).update(contents)
     if not any(isinstance(finder, KernelFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, KernelFinder())
