@@ -88,8 +88,11 @@ class CapturedPhases:
     positions: torch.Tensor
     logits: torch.Tensor
     next_candidates: torch.Tensor
+    # What a prefill may have left otherwise, and no graph sets; launches nothing behind a step.
+    ready_replay: Callable[[], None]
 
     def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
+        self.ready_replay()
         self.buffers.fill(candidates, requests)
         return self.positions[: candidates.numel()]
 
@@ -114,6 +117,7 @@ def capture_phases(
     requests: Requests,
     capture: Capture,
     synchronize: Callable[[], None],
+    ready_replay: Callable[[], None] = lambda: None,
 ) -> CapturedPhases:
     """Records ``phases`` on the first rows of ``buffers``, as many as ``requests`` has."""
     batch_size = len(requests.seq_lens)
@@ -132,7 +136,9 @@ def capture_phases(
     synchronize()
     verify_graph, (positions, logits) = capture(verify)
     draft_graph, next_candidates = capture(draft)
-    return CapturedPhases(buffers, verify_graph, draft_graph, positions, logits, next_candidates)
+    return CapturedPhases(
+        buffers, verify_graph, draft_graph, positions, logits, next_candidates, ready_replay
+    )
 
 
 class CapturedSteps:
@@ -166,7 +172,7 @@ def warm_up(
     """
     device, width = req_to_token.device, constants.num_steps + 1
     shortest = max(page_size, 2 * width)  # of their own they write 2K positions
-    many = min(MANY_REQUESTS, len(req_to_token))
+    many = min(MANY_REQUESTS, len(req_to_token) - 1)  # row 0 is no request's
     for num_requests, max_kv_len in ((1, req_to_token.shape[1]), (many, shortest)):
         batch_size = -(-num_requests // multiple) * multiple
         nothing = torch.zeros(batch_size, dtype=torch.int64, device=device)

@@ -209,4 +209,14 @@ def unsorted(rank: int) -> Any:
 
 if __name__ == "__main__":
     stand_ins.install()
-    main(layout, normal, low_latency, quantized, waits, replayed, too_many_tokens, unsorted, after_normal)
+    main(
+        layout,
+        normal,
+        low_latency,
+        quantized,
+        waits,
+        replayed,
+        too_many_tokens,
+        unsorted,
+        after_normal,
+    )

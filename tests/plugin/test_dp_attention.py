@@ -42,6 +42,7 @@ def test_a_rank_alone_steps_on_its_own(monkeypatch):
     from sglang_ascend.plugin.mtp import forwards
 
     monkeypatch.setattr(forwards, "get_parallel", lambda: parallel(attn_dp_size=1))
+    monkeypatch.setattr(forwards, "require_gathered_buffer", lambda: False)
     batch = SimpleNamespace(reqs=[None] * 3, global_num_tokens=None)
     assert forwards.common_batch_size(batch) == 3
 

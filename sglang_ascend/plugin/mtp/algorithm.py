@@ -31,6 +31,12 @@ from sglang_ascend.plugin.mtp.disaggregation import (
     unserved_transfers,
 )
 from sglang_ascend.plugin.mtp.ranks import refuse_uneven_heads
+from sglang_ascend.plugin.npu.expert_exchange import (
+    DEEPEP,
+    refuse_small_buffers,
+    served_exchanges,
+    unsupported_with_deepep,
+)
 from sglang_ascend.plugin.npu.order import enable_write_after_read_barrier
 from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
@@ -134,7 +140,7 @@ def register_mtp() -> None:
 def validate_server_args(server_args: Any) -> None:
     """Refuses what MTP cannot serve, before any weight is read. Raises StartupRefused."""
     refuse_bad_trace_folder()
-    _resolve(server_args)
+    num_draft_tokens = _resolve(server_args).num_draft_tokens
     lossy_acceptance.refuse_bad_policy(server_args)
     unsupported = _unsupported_flags(server_args)
     unsupported |= unsupported_with_chains(server_args)
@@ -146,6 +152,8 @@ def validate_server_args(server_args: Any) -> None:
         unsupported |= unserved_transfers(server_args)
     if device_profile().keeps_ascend_path:
         unsupported |= _unsupported_on_npu(server_args)
+        if server_args.moe_a2a_backend == DEEPEP:
+            unsupported |= unsupported_with_deepep(server_args)
     for flag, given in unsupported.items():
         if given:
             raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")
@@ -154,6 +162,8 @@ def validate_server_args(server_args: Any) -> None:
     server_args.speculative_adaptive = False
     if device_profile().keeps_ascend_path:
         _refuse_sparse_attention(server_args)
+        if server_args.moe_a2a_backend == DEEPEP:
+            refuse_small_buffers(server_args, num_draft_tokens)
         enable_write_after_read_barrier()
     if device_profile().runs_step:
         refuse_missing_engine(server_args)
@@ -249,9 +259,10 @@ def _unsupported_by_step(server_args: Any) -> dict[str, bool]:
     # It filters top-p of what top-k left, and not both of the whole distribution.
     unserved["--sampling-backend ascend"] = server_args.sampling_backend == "ascend"
     unserved["--speculative-draft-window-size"] = window is not None
-    # Its buffers and dispatch mode are set for SGLang's own steps and graphs, not for ours.
+    # Buffers and dispatch mode of the others are set for SGLang's own steps, not for ours.
     a2a = server_args.moe_a2a_backend
-    unserved[f"--moe-a2a-backend {a2a}"] = a2a not in (None, "none")
+    unserved[f"--moe-a2a-backend {a2a}"] = a2a not in served_exchanges()
+    unserved["--enable-waterfill"] = bool(server_args.enable_waterfill)  # it chooses one itself
     # Not carried from a verification to the reply.
     unserved["--enable-return-hidden-states"] = bool(server_args.enable_return_hidden_states)
     unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)

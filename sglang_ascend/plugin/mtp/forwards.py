@@ -27,7 +27,7 @@ from sglang.srt.speculative.eagle_info import (
     EagleVerifyInput,
 )
 from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
-from sglang.srt.utils.common import ceil_align
+from sglang.srt.utils.common import ceil_align, require_gathered_buffer
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.speculative.step import Requests, Rows
@@ -141,20 +141,28 @@ def common_batch_size(batch: ScheduleBatch) -> int:
     be: experts and head take the rows of all ranks, and each knows the counts of all.
     """
     parallel = get_parallel()
-    if parallel.attn_dp_size == 1:
+    if not _exchange_rows():
         return len(batch.reqs)
     # Ranks that share the heads of a batch each reduce a part of its rows.
-    return ceil_align(max(batch.global_num_tokens), parallel.attn_tp_size)
+    of_fullest = max(batch.global_num_tokens) if parallel.attn_dp_size > 1 else len(batch.reqs)
+    return ceil_align(of_fullest, parallel.attn_tp_size)
+
+
+def _exchange_rows() -> bool:
+    """Whether a rank holds a part of a forward's rows between its layers: under data-parallel
+    attention, and where rows travel to ranks that hold their experts."""
+    return get_parallel().attn_dp_size > 1 or require_gathered_buffer()
 
 
 def exchange_rows(
     forward_batch: ForwardBatch, runner: ModelRunner, num_rows: int, num_logits: int
 ) -> None:
     """Tells SGLang's layers that each rank has ``num_rows`` rows in this forward, ``num_logits`` of
-    them for the head, as ``ForwardBatch.prepare_mlp_sync_batch`` does for forwards of its own."""
-    num_ranks = get_parallel().attn_dp_size
-    if num_ranks == 1:
+    them for the head, as ``ForwardBatch.prepare_mlp_sync_batch`` does for forwards of its own, and
+    that it is no prefill: experts are exchanged by kernels that a graph holds."""
+    if not _exchange_rows():
         return
+    num_ranks = get_parallel().attn_dp_size
     fill = forward_batch.seq_lens.new_full
     forward_batch.global_num_tokens_cpu = [num_rows] * num_ranks
     forward_batch.global_num_tokens_gpu = fill((num_ranks,), num_rows)

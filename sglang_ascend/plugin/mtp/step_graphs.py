@@ -13,6 +13,7 @@ from sglang.srt.distributed.parallel_state import graph_capture
 from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
 from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
 from sglang.srt.model_executor.runner_utils.capture_mode import model_capture_mode
+from sglang.srt.model_executor.runner_utils.deepep_adapter import DeepEPCudaGraphRunnerAdapter
 from sglang.srt.runtime_context import get_disagg, get_parallel
 from sglang.srt.utils.common import DynamicGradMode
 
@@ -68,6 +69,10 @@ def capture_steps(
     req_to_token = target.req_to_token_pool.req_to_token
     device_module = torch.get_device_module(target.device)
     memory = device_module.graph_pool_handle()
+    # Of the buffers through which rows travel to their experts, if they do: a prefill leaves them
+    # to be cleaned.
+    exchange = DeepEPCudaGraphRunnerAdapter()
+    exchange.capture(is_extend_in_batch=False)
 
     def capture_for(batch_size: int, stream: Any) -> CapturedPhases:
         def capture(run: Callable[[], Any]) -> tuple[Graph, Any]:
@@ -78,7 +83,8 @@ def capture_steps(
         forwards = MTPForwards(models, buffers.logits[: batch_size * width])
         phases = LaunchedPhases(forwards, sampling.propose_likeliest, constants)
         requests = buffers.requests(batch_size, req_to_token, page_size)
-        return capture_phases(phases, buffers, requests, capture, device_module.synchronize)
+        synchronize = device_module.synchronize
+        return capture_phases(phases, buffers, requests, capture, synchronize, exchange.replay)
 
     started = time.perf_counter()
     with DynamicGradMode(), model_capture_mode(), graph_capture() as context:

@@ -131,8 +131,8 @@ class Buffer:
         experts = self._gather(topk_idx, most_tokens)
         num_rows, is_int8 = sum(of_ranks[self.rank]), quant_mode == "int8"
         taken, _ = self._dispatch("normal", rows, experts, num_local, num_rows, is_int8)
-        handle = Handle(experts, topk_weights, len(x), most_rows, num_local, x.shape[1])
-        return taken, None, None, of_ranks[self.rank], handle, EventOverlap()
+        left = Handle(experts, topk_weights, len(x), most_rows, num_local, x.shape[1])
+        return taken, None, None, of_ranks[self.rank], left, EventOverlap()
 
     def combine(
         self,

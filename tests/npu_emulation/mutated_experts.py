@@ -1,0 +1,36 @@
+"""python -m npu_emulation.mutated_experts MISTAKE ARGUMENTS...: as npu_emulation.serve, with a
+mistake in how MTP's step exchanges rows between the ranks of its experts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from sglang.srt.layers.dp_attention import set_is_extend_in_batch
+from sglang.srt.model_executor.runner_utils.deepep_adapter import DeepEPCudaGraphRunnerAdapter
+
+from npu_emulation import serve
+from sglang_ascend.plugin.mtp import forwards
+
+
+def forgotten_mode() -> None:
+    """Graphs are replayed on the buffers that a prefill has left."""
+    DeepEPCudaGraphRunnerAdapter.replay = lambda adapter: None
+
+
+def captured_prefill_mode() -> None:
+    """The step exchanges rows as a prefill does."""
+    forwards.set_is_extend_in_batch = lambda is_extend: set_is_extend_in_batch(True)
+
+
+MISTAKES = {mistake.__name__: mistake for mistake in (forgotten_mode, captured_prefill_mode)}
+
+if __name__ == "__main__":
+    MISTAKES[sys.argv.pop(1)]()
+    try:
+        serve.main()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # the end of the process would wait for a device whose capture has failed
