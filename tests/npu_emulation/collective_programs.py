@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from npu_emulation.collectives import CollectiveError
 from npu_emulation.counters import counted, num_pending
 from npu_emulation.device_work import alias, raise_failures
-from npu_emulation.rank_programs import RANKS, main
+from npu_emulation.rank_programs import RANKS, hosts_meet, main
 
 
 def of_rank(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -22,16 +21,6 @@ def of_rank(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def on_device(rank: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return of_rank(rank, dtype).to("npu")
-
-
-@cache
-def _hosts() -> dist.ProcessGroup | None:
-    return dist.new_group(backend="gloo")
-
-
-def hosts_meet() -> None:
-    """No host waits in a collective until all are here, so no device has to go on for a peer."""
-    dist.barrier(_hosts())
 
 
 def reduced(rank: int) -> Any:

@@ -12,6 +12,7 @@ import atexit
 import ctypes
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
@@ -44,6 +45,9 @@ DTYPES = {
     11: torch.bfloat16,
 }
 REDUCTIONS = (torch.add, torch.mul, torch.maximum, torch.minimum)
+
+
+has_run: Counter[str] = Counter()  # by kind, in this process; those of graphs in every replay
 
 
 class CollectiveError(RuntimeError):
@@ -84,13 +88,18 @@ class Communicator:
             TCPStore(HOST, port, is_master=False, timeout=TIMEOUT) for _ in range(2)
         )
         self._awaited, self._since = -1, 0.0
+        self._error: CollectiveError | None = None
         options = ProcessGroupGloo._Options()
         options._devices = [ProcessGroupGloo.create_device(hostname=HOST)]
         options._timeout = TIMEOUT
         self.gloo = ProcessGroupGloo(PrefixStore("gloo", self.store), rank, num_ranks, options)
 
     def run(self, collective: Collective, number: int) -> None:
+        if self._error is not None:
+            # The ranks have parted, and none would come: the host is told, and does not wait.
+            raise self._error
         self._meet(str(collective), number)
+        has_run[KINDS[collective.kind]] += 1
         dtype = DTYPES[collective.type]
         count = collective.count
         all_count = count * (len(self.peers) + 1)
@@ -115,10 +124,11 @@ class Communicator:
         for peer in self.peers:
             theirs = self.store.get(f"{number}/{peer}").decode()
             if theirs != collective:
-                raise CollectiveError(
+                self._error = CollectiveError(
                     f"collective {number} is {collective} in rank {self.rank} and {theirs} in "
                     f"rank {peer}: a device would hang."
                 )
+                raise self._error
         self.store.delete_key(f"{number - 1}/{self.rank}")  # whoever is here has read it
 
     def go_on_for_peers(self) -> None:

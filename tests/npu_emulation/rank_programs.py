@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,16 @@ def found_by_ranks(module: str, folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
 
 
+@cache
+def _hosts() -> dist.ProcessGroup | None:
+    return dist.new_group(backend="gloo")
+
+
+def hosts_meet() -> None:
+    """No host waits in a collective until all are here, so no device has to go on for a peer."""
+    dist.barrier(_hosts())
+
+
 def main(*programs: Callable[[int], Any]) -> None:
     """The arguments are RANK and FOLDER, which is where the ranks meet and gets RANK.json."""
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -47,6 +58,6 @@ def main(*programs: Callable[[int], Any]) -> None:
     dist.init_process_group("hccl", init_method=meeting, rank=rank, world_size=RANKS)
     with Numerics():
         found = {program.__name__: program(rank) for program in programs}
-        dist.barrier()
+        hosts_meet()  # the devices may have parted
     found["left_undone"] = left_undone()
     (folder / f"{rank}.json").write_text(json.dumps(found))

@@ -18,6 +18,7 @@ class Request:
     input_ids: list[int]
     sampling_params: dict[str, Any]
     bootstrap_room: int | None = None  # where a prefill and a decode server meet for it
+    attention_group: int = 0  # under data-parallel attention: whose request it is
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Report:
     iterations: list[Iteration] = field(default_factory=list)
     not_counted: dict[str, int] = field(default_factory=dict)  # launches that need CANN
     left_undone: list[str] = field(default_factory=list)  # calls of CANN that did nothing
+    collectives: dict[str, int] = field(default_factory=dict)  # that the device ran, by kind
     other_ranks: list[Report] = field(default_factory=list)
     prefill: Report | None = None  # of the server that prefilled, where it is another
 
@@ -64,6 +66,11 @@ class Report:
     def steady(self, wave: int = 0) -> Steady:
         return steady([turn for turn in self.iterations if turn.wave == wave])
 
+    def steady_without_requests(self, wave: int) -> Steady:
+        """Of a rank that idles while another decodes, and neither prefills."""
+        idle = [turn for turn in self.iterations if turn.wave == wave and turn.forward == "IDLE"]
+        return _most_frequent([turn for turn in idle if "graph_replays" in turn.calls])
+
 
 @dataclass(frozen=True)
 class Steady:
@@ -80,7 +87,11 @@ def steady(iterations: Sequence[Iteration]) -> Steady:
     """Most often the counts of all such iterations are the same; else the most frequent ones."""
     decodes = [turn for turn in iterations if turn.forward == "DECODE"]
     full = max((turn.num_requests for turn in decodes), default=0)
-    found = [turn for turn in decodes if turn.num_requests == full][WARM_UP:LAST]
+    return _most_frequent([turn for turn in decodes if turn.num_requests == full])
+
+
+def _most_frequent(turns: Sequence[Iteration]) -> Steady:
+    found = turns[WARM_UP:LAST]
     if not found:
         raise ValueError("no decode iteration was steady: ask for more tokens.")
     counts = Counter((tuple(sorted(turn.calls.items())), len(turn.kernels)) for turn in found)

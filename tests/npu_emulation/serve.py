@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -45,17 +46,22 @@ def main() -> None:
     arguments += ["--tp-size", str(options.tp_size)]
     seed = own_rank() if options.seed_per_rank else None
     serve_ranks = partial(serve_with_followers, num_ranks=options.tp_size, seed=seed)
-    if options.disaggregated:
-        report = serve_apart(serve_ranks, arguments, waves).as_json()
-    else:
-        report = serve_ranks(arguments, waves).as_json()
-    if options.json:
-        options.json.write_text(report)
-    else:
-        print(report)
+    status = 0
+    try:
+        if options.disaggregated:
+            report = serve_apart(serve_ranks, arguments, waves).as_json()
+        else:
+            report = serve_ranks(arguments, waves).as_json()
+        if options.json:
+            options.json.write_text(report)
+        else:
+            print(report)
+    except Exception:
+        traceback.print_exc()
+        status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the server's threads would wait for its other processes
+    os._exit(status)  # the server's threads would wait for its other processes
 
 
 def serve_with_followers(

@@ -1,4 +1,8 @@
-"""SGLang's scheduler in this process on the emulated NPU: requests in; tokens and counts out."""
+"""SGLang's scheduler in this process on the emulated NPU: requests in; tokens and counts out.
+
+Each rank of a server is such a process and knows all waves. SGLang broadcasts to the ranks of a
+request what the first of them asks for, as it does in a server.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any
 
 import torch
 
+from npu_emulation.collectives import has_run
 from npu_emulation.counters import counted, left_undone
 from npu_emulation.device_work import raise_failures, seconds_of_work
 from npu_emulation.followers import own_rank
@@ -50,7 +55,7 @@ class CountedLoop:
         raise_failures()
         if self._turn is not None:
             next(self._turn, None)
-        asked = self._next_wave() if own_rank() == 0 else None
+        asked = self._next_wave()
         self._take(self.scheduler.request_receiver._broadcast_reqs_across_ranks(asked))
         self._turn = self._counted_turn()
         next(self._turn)
@@ -81,20 +86,22 @@ class CountedLoop:
         """What to ask for now: nothing while requests are unfinished, in the end to stop."""
         from sglang.srt.managers.io_struct import ShutdownReq
 
-        if not all(request.finished() for request in self.requests):
-            if time.monotonic() - self._last_batch_at > self._patience:
-                raise RuntimeError("the scheduler runs no batches, and requests are unfinished.")
+        is_finished = all(request.finished() for request in self.requests)
+        if not is_finished and time.monotonic() - self._last_batch_at > self._patience:
+            raise RuntimeError("the scheduler runs no batches, and requests are unfinished.")
+        if not _in_every_rank(is_finished):
             return []
         wave = next(self.waves, None)
         if wave is None:
             return [ShutdownReq()]
-        first = len(self.requests)
-        return [_tokenized(str(number), request) for number, request in enumerate(wave, first)]
+        self.wave += 1
+        first, group = len(self.requests), _attention_group()
+        own = [request for request in wave if request.attention_group == group]
+        return [_tokenized(str(number), request) for number, request in enumerate(own, first)]
 
     def _take(self, asked: list[Any]) -> None:
         if not asked:
             return
-        self.wave += 1
         self.scheduler.process_input_requests(asked)
         waiting = {request.rid: request for request in _waiting(self.scheduler)}
         self.requests += [waiting[request.rid] for request in asked if request.rid in waiting]
@@ -121,6 +128,7 @@ def serve(
         iterations=loop.iterations,
         not_counted=dict(numerics.not_counted),
         left_undone=left_undone(),
+        collectives=dict(has_run),
     )
 
 
@@ -139,13 +147,14 @@ def started(arguments: Sequence[str]) -> Any:
     server_args = prepare_server_args(list(arguments))
     server_args.resolve_once()
     _set_envs_and_config(server_args)
-    ports = PortArgs.init_new(server_args)
     rank = own_rank()
     world_rank = spawn_world_rank(server_args, tp_rank=rank, pp_rank=0)
     publish(server_args, role="scheduler", ranks=SpawnRanks(world_rank=world_rank, gpu_id=rank))
     scheduler.configure_scheduler_process(server_args, rank, display_tp_rank=rank)
     if rank == 0:
         start_disagg_service()  # of a prefill server: where decode servers ask for it
+    # As a rank of several; what it is given to connect to is asked and told nothing.
+    ports = PortArgs.init_new(server_args, 0, [server_args.port])
     return scheduler.Scheduler(server_args, ports)
 
 
@@ -159,6 +168,26 @@ def _waiting(scheduler: Any) -> list[Any]:
         )
     )
     return [*scheduler.waiting_queue, *prefill, *(waiting.req for waiting in decode)]
+
+
+def _attention_group() -> int:
+    """Whose requests this rank runs: its own group's under data-parallel attention, else all."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return get_parallel().attn_dp_rank
+
+
+def _in_every_rank(is_finished: bool) -> bool:
+    """Ranks with requests of their own begin a wave together."""
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    if parallel.attn_dp_size == 1:
+        return is_finished
+    finished = torch.tensor([is_finished], dtype=torch.int32)
+    minimum, hosts = torch.distributed.ReduceOp.MIN, parallel.tp_group.cpu_group
+    torch.distributed.all_reduce(finished, minimum, group=hosts)
+    return bool(finished.item())
 
 
 def record_acceptance() -> dict[str, list[list[int]]]:
