@@ -206,11 +206,22 @@ def test_other_models_are_refused(tiny_mimo, nano_deepseek):
     assert_one_sentence(str(refusal.value), "--enable-dp-attention) with MiMoForCausalLM")
 
 
-@pytest.mark.parametrize("profile", [CUDA, NPU])
-def test_other_devices_are_refused(nano_deepseek, monkeypatch, profile):
+@pytest.mark.parametrize(("tp_size", "quantization"), [(2, None), (4, None), (2, "modelslim")])
+def test_an_npu_is_refused_what_its_ranks_were_not_run_with(monkeypatch, tp_size, quantization):
     from sglang_ascend.plugin.mtp import algorithm
 
-    monkeypatch.setattr(algorithm, "device_profile", lambda: profile)
+    server_args = SimpleNamespace(tp_size=tp_size, attn_dp_size=2)
+    model_config = SimpleNamespace(quantization=quantization)
+    assert algorithm._not_run_on_npu(server_args, model_config) == {}
+    monkeypatch.setattr(algorithm, "device_profile", lambda: NPU)
+    refused = algorithm._not_run_on_npu(server_args, model_config)
+    assert any(refused.values()) == (tp_size > 2 or quantization is not None)
+
+
+def test_a_device_whose_step_is_sglang_s_is_refused(nano_deepseek, monkeypatch):
+    from sglang_ascend.plugin.mtp import algorithm
+
+    monkeypatch.setattr(algorithm, "device_profile", lambda: CUDA)
     with pytest.raises(StartupRefused) as refusal:
         resolve(nano_deepseek, DP_ATTENTION)
     assert_one_sentence(str(refusal.value), "--enable-dp-attention) on this device")

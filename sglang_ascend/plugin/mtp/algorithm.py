@@ -41,7 +41,7 @@ from sglang_ascend.plugin.npu.order import enable_write_after_read_barrier
 from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
 
-# Targets whose layers exchange rows under data-parallel attention, as tests/serving shows.
+# Targets whose layers exchange rows under data-parallel attention, as tests show.
 _EXCHANGE_ROWS = ("DeepseekV3ForCausalLM",)
 
 
@@ -231,7 +231,9 @@ def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
         "--ep-size above 1": server_args.ep_size > 1,
     }
     return {
-        f"{flag} on this device, where no rank idles beside others,": not device_profile().emulates,
+        f"{flag} on this device, where no rank idles beside others,": (
+            not device_profile().runs_step
+        ),
         f"{flag} with {architecture}, whose layers were not seen to exchange rows,": (
             architecture not in _EXCHANGE_ROWS
         ),
@@ -239,6 +241,17 @@ def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
         **_named(other_batches, flag, "whose batches ranks were not seen to step on,"),
         **_named(uneven_head, flag, f"which does not divide {model_config.vocab_size} tokens,"),
         **_named(other_groups, flag, "whose ranks were not seen to exchange rows,"),
+        **_named(_not_run_on_npu(server_args, model_config), flag, "not run on an NPU's ranks,"),
+    }
+
+
+def _not_run_on_npu(server_args: Any, model_config: Any) -> dict[str, bool]:
+    """Beside data-parallel attention, of what a CPU serves."""
+    if not device_profile().keeps_ascend_path:
+        return {}
+    return {
+        "--tp-size above --attn-dp-size": server_args.tp_size > server_args.attn_dp_size,
+        "a quantized checkpoint": model_config.quantization is not None,
     }
 
 
