@@ -54,6 +54,9 @@ def own_flags() -> list[str]:
     os.environ.setdefault(PORT, str(free_port()))
     os.environ.setdefault("ASCEND_MF_STORE_URL", f"tcp://{HOST}:{free_port()}")
     os.environ["SGLANG_HOST_IP"] = HOST
+    # A request that waits for its turn in an interpreted server is not lost.
+    for wait in ("BOOTSTRAP", "WAITING"):
+        os.environ[f"SGLANG_DISAGGREGATION_{wait}_TIMEOUT"] = "7200"
     mode = ["--disaggregation-mode", own_mode()]
     backend = ["--disaggregation-transfer-backend", "ascend"]
     return [*mode, *backend, "--disaggregation-bootstrap-port", os.environ[PORT]]
