@@ -26,7 +26,6 @@ from npu_emulation.sglang_runs import (
     start,
 )
 from npu_emulation.test_mtp import DEEPSEEK, MANY, NUM_TOKENS
-from npu_emulation.test_mtp_fifty_prompts import MAX_SECONDS, NUM_PROMPTS, prompts_of
 from sglang_ascend.models.catalog import model_path
 
 DEEPEP = ("--tp-size", "2", "--moe-a2a-backend", "deepep")
@@ -130,30 +129,6 @@ def test_a_batch_that_no_graph_holds_is_launched_in_the_mode_of_low_latency(
         for turn in launched:
             assert "deep_ep:low latency dispatch" in turn.kernels
             assert BY_NORMAL not in turn.kernels
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(MAX_SECONDS + 600)
-@pytest.mark.parametrize("model", ["nano-deepseek", "random"])
-def test_fifty_prompts_have_transformers_tokens(model, guessable):
-    folder = model_path(model) if model == "nano-deepseek" else guessable
-    if model == "random":
-        prompts = [prompt(5 + 2 * seed, seed) for seed in range(NUM_PROMPTS)]
-    else:
-        prompts = prompts_of(folder)
-    waves = [requests(prompts, max_new_tokens=10)]
-    graphs = ("--cuda-graph-bs-decode", "8")
-    report = served_by_experts(folder, waves, *graphs, *STEP, timeout=MAX_SECONDS)
-    oracle = Oracle(folder)
-    judged = [oracle.greedy(*pair) for pair in zip(prompts, report.tokens, strict=True)]
-    print(
-        f"{model}: {sum(found.num_tokens for found in judged)} tokens, "
-        f"{sum(found.num_ties for found in judged)} in a tie, "
-        f"{sum(len(found.wrong) for found in judged)} wrong; "
-        f"{tokens_per_step(report):.2f} tokens a step"
-    )
-    for each in of_both(report):
-        oracle.check_greedy(prompts, each.tokens)
 
 
 @pytest.mark.slow
