@@ -9,12 +9,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from greedy_oracle import Oracle
 
 from npu_emulation.mtp_runs import check_budget, decodes, served_by_mtp, tokens_per_step
 from npu_emulation.mutated_transfers import MISTAKES, unmistaken
 from npu_emulation.report import Report
 from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, prompt, requests, served
 from npu_emulation.test_mtp import DEEPSEEK
+from npu_emulation.test_mtp_fifty_prompts import MAX_SECONDS, NUM_TOKENS, prompts_of
+from sglang_ascend.models.catalog import model_path
 
 PAGE = 128
 APART = ("--disaggregated", "--chunked-prefill-size", str(PAGE))
@@ -74,3 +77,28 @@ def test_a_decode_that_begins_before_all_has_arrived_has_wrong_tokens(guessable,
     assert [not judgement.wrong for judgement in judged] == [
         mistake is unmistaken for mistake in MISTAKES
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2 * MAX_SECONDS)
+def test_fifty_prompts_of_nano_deepseek():
+    """The first four, which are given more tokens, show the budget."""
+    nano = model_path("nano-deepseek")
+    prompts = prompts_of(nano)
+    first = requests(prompts[:4], max_new_tokens=24)
+    waves = [first, requests(prompts[4:], max_new_tokens=NUM_TOKENS)]
+    graphs = (*APART, "--cuda-graph-bs-decode", "4", "8")
+    report = served_by_mtp(nano, waves, *graphs, timeout=MAX_SECONDS)
+    oracle = Oracle(nano)
+    judged = [oracle.greedy(*pair) for pair in zip(prompts, report.tokens, strict=True)]
+    print(
+        f"{sum(found.num_tokens for found in judged)} tokens, "
+        f"{sum(found.num_ties for found in judged)} in a tie, "
+        f"{sum(len(found.wrong) for found in judged)} wrong; "
+        f"{tokens_per_step(report):.2f} tokens a step"
+    )
+    oracle.check_greedy(prompts, report.tokens)
+    assert tokens_per_step(report) > 1.5
+    plain = served(nano, [first], graphs, FUSED_ATTENTION, timeout=MAX_SECONDS)
+    print(report.steady().calls, plain.steady().calls)
+    check_step(report, plain)
