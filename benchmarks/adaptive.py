@@ -9,6 +9,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,19 +48,36 @@ class Way:
         """(output tokens/s behind the prompts, prompts included)."""
         if self.drafts is not None:
             self.drafts.write_text(self.told)
-        requests.post(f"{self.server.url}/flush_cache?timeout=30", timeout=60).raise_for_status()
+        self._post("flush_cache?timeout=30")
         begun = time.perf_counter()
-        self._ask(prompts, 1)
+        first = self._until_one_ends(prompts, 1)
         prefilled = time.perf_counter()
         # Of the prompts all but the last token is cached now.
-        self._ask(prompts, max_new_tokens)
+        behind = self._until_one_ends(prompts, max_new_tokens)
         ended = time.perf_counter()
-        emitted = len(prompts) * max_new_tokens
-        return emitted / (ended - prefilled), (emitted + len(prompts)) / (ended - begun)
+        return behind / (ended - prefilled), (first + behind) / (ended - begun)
 
-    def _ask(self, prompts: Sequence[list[int]], max_new_tokens: int) -> None:
+    def _until_one_ends(self, prompts: Sequence[list[int]], max_new_tokens: int) -> int:
+        """Emits tokens for all `prompts`, and returns how many.
+
+        The first reply to end ends the others, so that the batch is full all the time: what a
+        server does with few requests left is another batch's figure.
+        """
         sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
-        self.server.generate(input_ids=list(prompts), sampling_params=sampling)
+
+        def emitted(prompt: list[int]) -> int:
+            reply: Any = self.server.generate(input_ids=prompt, sampling_params=sampling)
+            return reply["meta_info"]["completion_tokens"]
+
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            replies = [pool.submit(emitted, prompt) for prompt in prompts]
+            if max_new_tokens > 1:
+                wait(replies, return_when=FIRST_COMPLETED)
+                self._post("abort_request", json={"abort_all": True})
+            return sum(reply.result() for reply in replies)
+
+    def _post(self, what: str, **body: Any) -> None:
+        requests.post(f"{self.server.url}/{what}", timeout=60, **body).raise_for_status()
 
     def predicted(self) -> list[float] | None:
         """S(B,0), S(B,1), ... as the server that chooses has learnt it, at its last steps."""
@@ -167,7 +185,8 @@ def main(
     """Measure --speculative-adaptive against each fixed K and against no speculation.
 
     For each context length the batch grows and shrinks again (1, 4, 8, 32, 64, 32, ...). A rate is
-    of the tokens behind the prompts, which are cached by then; `with_prompts_` counts both.
+    of the tokens behind the prompts, which are cached by then, until the first reply has its
+    tokens; `with_prompts_` counts both.
 
     JSON: `machine`, `commit`, `model`, `max_new_tokens` and `points`, in the order of the run. Each
     has `context`, `batch`, `tok_s` of every server (medians over rounds), `best`, the fastest but
