@@ -86,6 +86,15 @@ class Oracle:
         assert 200 * num_wrong <= (num_tokens if any_order and self.has_experts else 0), judged
         assert 10 * sum(judgement.num_ties for judgement in judged) <= num_tokens, judged
 
+    def summary(self, prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> str:
+        """What `check_greedy` judges, in words."""
+        judged = [self.greedy(*pair) for pair in zip(prompts, outputs, strict=True)]
+        return (
+            f"{sum(found.num_tokens for found in judged)} tokens, "
+            f"{sum(found.num_ties for found in judged)} in a tie, "
+            f"{sum(len(found.wrong) for found in judged)} wrong"
+        )
+
     def outside_nucleus(
         self, prompt: Sequence[int], output: Sequence[int], temperature: float, top_p: float
     ) -> list[int]:

@@ -90,13 +90,8 @@ def test_fifty_prompts_of_nano_deepseek():
     graphs = (*APART, "--cuda-graph-bs-decode", "4", "8")
     report = served_by_mtp(nano, waves, *graphs, timeout=MAX_SECONDS)
     oracle = Oracle(nano)
-    judged = [oracle.greedy(*pair) for pair in zip(prompts, report.tokens, strict=True)]
-    print(
-        f"{sum(found.num_tokens for found in judged)} tokens, "
-        f"{sum(found.num_ties for found in judged)} in a tie, "
-        f"{sum(len(found.wrong) for found in judged)} wrong; "
-        f"{tokens_per_step(report):.2f} tokens a step"
-    )
+    said = oracle.summary(prompts, report.tokens)
+    print(f"{said}; {tokens_per_step(report):.2f} tokens a step")
     oracle.check_greedy(prompts, report.tokens)
     assert tokens_per_step(report) > 1.5
     plain = served(nano, [first], graphs, FUSED_ATTENTION, timeout=MAX_SECONDS)
