@@ -1,5 +1,5 @@
 """python -m npu_emulation.mutated_transfers ARGUMENTS...: as npu_emulation.serve, and the prefill
-server makes a mistake with each request's cache, but with none of the last: MISTAKES.
+server makes a mistake with each request's cache, but with none of the first: MISTAKES.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def unmistaken(send: Send) -> int:
     return send()
 
 
-MISTAKES = (not_waited_for, left_out, unmistaken)
+# Pieces that come late may come into slots of a later request: that mistake is the last.
+MISTAKES = (unmistaken, left_out, not_waited_for)
 
 
 def main() -> None:

@@ -25,7 +25,10 @@ GRAPH_OF_4 = ("--cuda-graph-bs-decode", "4")
 # The last is prefilled, and sent, in two parts.
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((9, 14, 150))]
 EXTENDED = [*PROMPTS[-1], 77, 78, 79]  # the prefill server has its first page
-WAVES = [requests(PROMPTS, max_new_tokens=16), requests([EXTENDED], max_new_tokens=4)]
+# The second has one request, so that its batches are full from the first to the last: those of the
+# first come to the decode server one after another.
+WAVES = [requests(PROMPTS, max_new_tokens=16), requests([EXTENDED], max_new_tokens=24)]
+FULL = 1
 
 
 def prefill_of(report: Report) -> Report:
@@ -56,19 +59,19 @@ def test_tokens_are_transformers_and_some_drafts_are_kept(mtp, exact):
 
 
 def test_a_step_of_the_decode_server_waits_for_its_results_only(mtp, guessable):
-    plain = served(guessable, WAVES[:1], (*APART, *GRAPH_OF_4), FUSED_ATTENTION)
-    check_step(mtp, plain)
+    plain = served(guessable, [WAVES[FULL]], (*APART, *GRAPH_OF_4), FUSED_ATTENTION)
+    check_step(mtp, plain, FULL)
 
 
-def check_step(mtp: Report, plain: Report) -> None:
-    """Of the first wave."""
-    check_budget(mtp.steady(), plain.steady())
-    for turn in decodes(mtp, 0):
+def check_step(mtp: Report, plain: Report, wave: int) -> None:
+    """Of `wave`, which is the only one that `plain` served."""
+    check_budget(mtp.steady(wave), plain.steady())
+    for turn in decodes(mtp, wave):
         assert turn.calls["graph_replays"] == 2
 
 
 def test_a_decode_that_begins_before_all_has_arrived_has_wrong_tokens(guessable, exact):
-    """Each in a wave of its own, and the last without a mistake."""
+    """Each in a wave of its own, and the first without a mistake."""
     prompts = [prompt(20 + seed, seed) for seed in range(len(MISTAKES))]
     waves = [requests([tokens], max_new_tokens=4) for tokens in prompts]
     program = ("npu_emulation.mutated_transfers",)
@@ -96,4 +99,4 @@ def test_fifty_prompts_of_nano_deepseek():
     assert tokens_per_step(report) > 1.5
     plain = served(nano, [first], graphs, FUSED_ATTENTION, timeout=MAX_SECONDS)
     print(report.steady().calls, plain.steady().calls)
-    check_step(report, plain)
+    check_step(report, plain, wave=0)
