@@ -1,6 +1,7 @@
 """The other ranks of a server: each is a process of its own that runs the same command.
 
-They get no requests from here, because SGLang broadcasts those from rank 0. Each writes its report.
+Each knows all waves; SGLang broadcasts what the first rank of a request asks for. Each writes its
+report.
 """
 
 from __future__ import annotations

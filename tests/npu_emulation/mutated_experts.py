@@ -3,9 +3,7 @@ mistake in how MTP's step exchanges rows between the ranks of its experts."""
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 
 from sglang.srt.layers.dp_attention import set_is_extend_in_batch
 from sglang.srt.model_executor.runner_utils.deepep_adapter import DeepEPCudaGraphRunnerAdapter
@@ -28,9 +26,4 @@ MISTAKES = {mistake.__name__: mistake for mistake in (forgotten_mode, captured_p
 
 if __name__ == "__main__":
     MISTAKES[sys.argv.pop(1)]()
-    try:
-        serve.main()
-    except Exception:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # the end of the process would wait for a device whose capture has failed
+    serve.main()
