@@ -178,7 +178,7 @@ def main(
     ] = None,
     max_drafts: Annotated[int, typer.Option(help="The largest K.")] = 3,
     rounds: Annotated[int, typer.Option(help="Alternating rounds of a load.")] = 3,
-    max_new_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = 192,
     plot: Annotated[Path | None, typer.Option(help="Also write an SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:

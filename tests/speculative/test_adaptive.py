@@ -249,6 +249,13 @@ def test_a_pause_does_not_move_a_cost():
     assert costs.seconds(4, 100.0, 2) == 0.01
 
 
+def test_a_k_whose_steps_vary_is_not_taken_for_a_cheaper_one():
+    costs = Costs()
+    for seconds in [0.010, 0.014] * 8:
+        costs.record(4, 100.0, 2, seconds)
+    assert costs.seconds(4, 100.0, 2) == pytest.approx(0.012, rel=0.02)
+
+
 def after_a_disturbance() -> float:
     """Other work made the first steps slow, those that draft most of all."""
     drafts, slow = AdaptiveDrafts(MAX_DRAFTS), Machine(weights=0.2, per_row=8e-3, draft=0.3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,8 +15,9 @@ PRIOR_ACCEPTANCE, PRIOR_DRAFTS = 0.7, 8.0
 # Judged drafts after which an older one counts half: replies differ, and change as they go on.
 HALF_LIFE_DRAFTS = 500.0
 
-# A cost is the lower quartile of the last samples: a pause of the machine only ever adds to one.
-WINDOW, MIN_SAMPLES = 15, 3
+# A cost is the mean of the last samples but for pauses of the machine, which any K meets: those
+# above so many times the lower quartile. The quartile itself flatters a K whose steps vary more.
+WINDOW, MIN_SAMPLES, PAUSE = 15, 3, 1.5
 # Costs are kept apart for batches, and for contexts, that differ by more than these factors.
 BATCH_RATIO, CONTEXT_RATIO = 1.3, 4.0
 # What a guess is reduced by for each doubling between its batch and a measured one, and at most:
@@ -96,8 +97,8 @@ class Costs:
     """Seconds of a step of a batch that drafts K tokens, K in 0..max_drafts, and verifies as many,
     or more where some were looked up.
 
-    Where it was measured, the quartile. Elsewhere that of the nearest measured batch with the same
-    K, carried over by a linear model that is fitted to all quartiles. More drafts never cost less.
+    Where it was measured, the mean. Elsewhere that of the nearest measured batch with the same K,
+    carried over by a linear model that is fitted to all means. More drafts never cost less.
 
     A K that is not in force is measured in a few steps, and if the machine had other work just then
     nothing would correct it. So all others are forgotten where a cost falls to half of itself.
@@ -107,6 +108,7 @@ class Costs:
         self._samples: dict[Bucket, deque[float]] = {}
         self._measured: dict[Bucket, float] = {}
         self._features: dict[Bucket, Features] = {}
+        self._of_load: dict[tuple[int, int], set[Bucket]] = {}  # the measured ones
         self._known: set[Bucket] = set()
         self._fitted = PRIOR_COST
         self._num_records, self._is_outdated = 0, False
@@ -123,19 +125,19 @@ class Costs:
         samples = self._samples.setdefault(bucket, deque(maxlen=WINDOW))
         samples.append(seconds)
         if len(samples) >= MIN_SAMPLES:
-            quartile = sorted(samples)[len(samples) // 4]
-            if quartile < DISTURBED * self._measured.get(bucket, 0.0):
+            cost = _mean_without_pauses(samples)
+            if cost < DISTURBED * self._measured.get(bucket, 0.0):
                 self._forget_all_but(bucket, list(samples)[-MIN_SAMPLES:])
-            self._measured[bucket] = quartile
+            self._measured[bucket] = cost
+            self._of_load.setdefault(bucket[:2], set()).add(bucket)
             self._features[bucket] = _features(batch_size, context, num_drafts, verified)
             self._num_records += 1
             if len(samples) == MIN_SAMPLES or self._num_records % RECORDS_PER_FIT == 0:
                 self._is_outdated = True
 
     def _forget_all_but(self, bucket: Bucket, samples: list[float]) -> None:
-        for held in (self._samples, self._measured, self._features):
+        for held in (self._samples, self._measured, self._features, self._of_load, self._known):
             held.clear()
-        self._known.clear()
         self._samples[bucket] = deque(samples, maxlen=WINDOW)
 
     def is_known(self, batch_size: int, context: float, num_drafts: int) -> bool:
@@ -153,9 +155,9 @@ class Costs:
         bucket = _bucket(batch_size, context, num_drafts, verified)
         if bucket in self._measured:
             return min(
-                seconds
-                for other, seconds in self._measured.items()
-                if other[:2] == bucket[:2] and other[2] >= bucket[2] and other[3] >= bucket[3]
+                self._measured[other]
+                for other in self._of_load[bucket[:2]]
+                if other[2] >= bucket[2] and other[3] >= bucket[3]
             )
         guess = self._modelled(_features(batch_size, context, num_drafts, verified))
         nearest = self._nearest(bucket)
@@ -168,9 +170,7 @@ class Costs:
         """Of drafts that were never measured where others were looked up: as little as it can be,
         so that they are tried. Where none was, probes try them, and it is the guess."""
         drafted, verified = bucket[2:]
-        here = {
-            other[2:]: cost for other, cost in self._measured.items() if other[:2] == bucket[:2]
-        }
+        here = {other[2:]: self._measured[other] for other in self._of_load.get(bucket[:2], ())}
         if all(of_mtp == in_all for of_mtp, in_all in [*here, bucket[2:]]):
             return guess
         least = 0.0
@@ -203,6 +203,13 @@ class Costs:
         gram = relative.T @ relative + PRIOR_WEIGHT * np.eye(len(prior))
         fitted = np.linalg.solve(gram, relative.sum(0) + PRIOR_WEIGHT)
         self._fitted = prior * np.maximum(fitted, 1e-3)
+
+
+def _mean_without_pauses(samples: Iterable[float]) -> float:
+    ordered = sorted(samples)
+    longest = PAUSE * ordered[len(ordered) // 4]
+    steps = [seconds for seconds in ordered if seconds <= longest]
+    return sum(steps) / len(steps)
 
 
 def _bucket(
