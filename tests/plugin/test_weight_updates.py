@@ -117,6 +117,29 @@ def test_a_failed_update_leaves_a_head_that_drafts(drafting, head):
     assert logits_are_of(drafting, head)
 
 
+class Latent(torch.nn.Module):
+    """A layer's attention as SGLang's fused prolog (SGLANG_NPU_USE_MLAPO) leaves it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w_kc = torch.randn(2, 5, 3).transpose(1, 2)  # as SGLang lays it out
+        self.mla_preprocess = SimpleNamespace(w_kc=self.w_kc.contiguous())
+
+    def load_weights(self, named_tensors) -> None:
+        self.w_kc.copy_(torch.randn(2, 3, 5))
+
+
+def test_the_prolog_multiplies_by_the_new_weights_where_a_captured_graph_reads_them():
+    attention = Latent()
+    copy = attention.mla_preprocess.w_kc
+    before, place = copy.clone(), copy.data_ptr()
+    succeeded, _ = updater_of(attention).load_weights_from_distributed([])
+    assert succeeded
+    assert not torch.equal(copy, before)
+    assert torch.equal(copy, attention.w_kc)
+    assert attention.mla_preprocess.w_kc.data_ptr() == place
+
+
 def test_quantized_linears_take_no_tensors_one_by_one(drafting, head):
     """They would be collected for a layer whose product is not made again."""
     from sglang_ascend.plugin.quantization.linear import QuantizedLinear

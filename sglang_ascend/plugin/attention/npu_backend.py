@@ -14,6 +14,7 @@ from sglang.srt.runtime_context import get_spec
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.plugin.attention.backend import attend, build_metadata
+from sglang_ascend.plugin.npu.latent_prolog import must_absorb_prefill
 from sglang_ascend.speculative.config import NAME
 
 if TYPE_CHECKING:
@@ -22,18 +23,11 @@ if TYPE_CHECKING:
 
 
 def is_needed(runner: ModelRunner) -> bool:
-    return _runs_fused_step() or must_absorb_prefill(runner)
+    return _runs_fused_step() or must_absorb_prefill(runner.model_config)
 
 
 def _runs_fused_step() -> bool:
     return get_spec().speculative_algorithm == NAME
-
-
-def must_absorb_prefill(runner: ModelRunner) -> bool:
-    """SGLang's prefill of latent attention on NPU takes heads whose keys (without rope) and values
-    have one width."""
-    config = runner.model_config
-    return runner.use_mla_backend and config.qk_nope_head_dim != config.v_head_dim
 
 
 class NPUAttentionBackend(AscendAttnBackend):
@@ -43,7 +37,7 @@ class NPUAttentionBackend(AscendAttnBackend):
     def __init__(self, model_runner: ModelRunner, **kwargs: Any) -> None:
         super().__init__(model_runner, **kwargs)
         self.is_mla = model_runner.use_mla_backend
-        self.absorbs_prefill = must_absorb_prefill(model_runner)
+        self.absorbs_prefill = must_absorb_prefill(model_runner.model_config)
         self.step_metadata: StepMetadata | None = None
         if _runs_fused_step():
             self.needs_cpu_seq_lens = False

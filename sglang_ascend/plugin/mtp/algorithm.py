@@ -9,7 +9,6 @@ from sglang.srt.configs.model_config import is_deepseek_dsa
 from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
-from sglang.srt.utils.common import get_bool_env_var
 
 from sglang_ascend import env
 from sglang_ascend.plugin.cpu.platform import DEFAULT_MAX_RUNNING_REQUESTS
@@ -37,6 +36,7 @@ from sglang_ascend.plugin.npu.expert_exchange import (
     served_exchanges,
     unsupported_with_deepep,
 )
+from sglang_ascend.plugin.npu.latent_prolog import refuse_unserved_prolog
 from sglang_ascend.plugin.npu.order import enable_write_after_read_barrier
 from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
@@ -162,6 +162,7 @@ def validate_server_args(server_args: Any) -> None:
     server_args.speculative_adaptive = False
     if device_profile().keeps_ascend_path:
         _refuse_sparse_attention(server_args)
+        refuse_unserved_prolog(server_args)
         if server_args.moe_a2a_backend == DEEPEP:
             refuse_small_buffers(server_args, num_draft_tokens)
         enable_write_after_read_barrier()
@@ -287,8 +288,6 @@ def _unsupported_on_npu(server_args: Any) -> dict[str, bool]:
     return {
         # SGLang's prefill of latent attention takes no decode rows there.
         "--enable-mixed-chunk": bool(server_args.enable_mixed_chunk),
-        # It lays the KV cache out in tiles, and the step's kernels read rows.
-        "SGLANG_USE_FIA_NZ": get_bool_env_var("SGLANG_USE_FIA_NZ"),
     }
 
 
