@@ -14,10 +14,12 @@ import torch
 
 from npu_emulation import serve
 from npu_emulation.counters import late_copies
+from npu_emulation.goldens import rotary
 from npu_emulation.mutated import no_wait_for_results
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.env import TRUST_COPY_ORDER
 from sglang_ascend.ops import chain
+from sglang_ascend.plugin.mtp import algorithm as mtp_algorithm
 from sglang_ascend.plugin.mtp import forwards as mtp_forwards
 from sglang_ascend.plugin.mtp import worker as mtp_worker
 from sglang_ascend.plugin.npu import scheduling as npu_scheduling
@@ -113,6 +115,22 @@ def a_wait_in_every_step() -> None:
     mtp_worker.speculative_step = waiting
 
 
+def prolog_without_norm() -> None:
+    """The fused prolog writes latents that it has not normalized."""
+    rotary.normalized = lambda x, gamma, epsilon: (x, torch.ones(()))
+
+
+def prolog_swaps_halves() -> None:
+    """It writes the second elements of the rotated pairs of a key before the first."""
+    turn = rotary.interleave_rope
+    rotary.interleave_rope = lambda x, cos, sin: turn(x, cos, sin).roll(x.shape[-1] // 2, -1)
+
+
+def prolog_beside_another_prefill() -> None:
+    """It is not refused where SGLang's prefill leaves the elements of a pair side by side."""
+    mtp_algorithm.refuse_unserved_prolog = lambda server_args: None
+
+
 MISTAKES = {
     mistake.__name__: mistake
     for mistake in (
@@ -125,6 +143,9 @@ MISTAKES = {
         trusted_copies_of_lengths,
         no_wait_for_results,
         a_wait_in_every_step,
+        prolog_without_norm,
+        prolog_swaps_halves,
+        prolog_beside_another_prefill,
     )
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -49,15 +50,28 @@ FOR_SGLANG = {
     "moe_layer_freq": 1,
     "num_nextn_predict_layers": 1,
 }
+# As published DeepSeeks turn positions; without it they are turned as they are.
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 1024,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.8,
+}
 # Wide enough that greedy tokens differ from place to place, and are rarely a tie in bfloat16.
 SPREAD = 0.08
 
 
-def build(folder: Path, seed: int = 0, token_weight: float = 1.0) -> None:
+def build(
+    folder: Path, seed: int = 0, token_weight: float = 1.0, yarn: dict[str, Any] | None = None
+) -> None:
     """`token_weight` is how much a token's embedding weighs beside what the layers add: with a
     large one the next token often follows from the last one, which the MTP layer then drafts."""
     torch.manual_seed(seed)
-    model = DeepseekV3ForCausalLM(DeepseekV3Config(**CONFIG)).to(torch.bfloat16).eval()
+    config = DeepseekV3Config(**CONFIG, rope_scaling=yarn)
+    model = DeepseekV3ForCausalLM(config).to(torch.bfloat16).eval()
     for name, weight in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(weight, 0.0, SPREAD)
@@ -68,8 +82,8 @@ def build(folder: Path, seed: int = 0, token_weight: float = 1.0) -> None:
     save_file(
         {**weights, **mtp_layer(weights, SPREAD * token_weight)}, file, metadata={"format": "pt"}
     )
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | FOR_SGLANG, indent=2))
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(written | FOR_SGLANG, indent=2))
 
 
 def mtp_layer(weights: dict[str, torch.Tensor], spread: float) -> dict[str, torch.Tensor]:
