@@ -12,6 +12,7 @@ import torch.distributed as dist
 from npu_emulation import stand_ins
 from npu_emulation.counters import counted
 from npu_emulation.device_work import raise_failures
+from npu_emulation.goldens.quantized import dynamic_quant
 from npu_emulation.rank_programs import RANKS, main
 from npu_emulation.stand_ins import expert_exchange
 from npu_emulation.stand_ins.expert_exchange import Buffer
@@ -32,6 +33,11 @@ def tokens(rank: int, added: int = 0) -> torch.Tensor:
     """Small integers: sums and products by weights of 1/2 and 1/4 are exact in bfloat16."""
     values = torch.arange(NUM_TOKENS[rank] * HIDDEN).view(-1, HIDDEN)
     return ((values * (3 + 2 * rank) + added) % 4).bfloat16()
+
+
+def tokens_of_many_sizes(rank: int) -> torch.Tensor:
+    """Rows whose scales of int8 differ."""
+    return tokens(rank) * 2 ** torch.arange(NUM_TOKENS[rank])[:, None]
 
 
 def choices(rank: int) -> torch.Tensor:
@@ -59,6 +65,24 @@ def by_experts(rank: int, rows: torch.Tensor, counts: torch.Tensor) -> torch.Ten
     (product,) = torch.ops.npu.npu_grouped_matmul(
         x=[rows],
         weight=[on_rank(rank)],
+        split_item=2,
+        group_type=0,
+        group_list_type=1,
+        group_list=counts,
+        output_dtype=torch.bfloat16,
+    )
+    return product
+
+
+def by_int8_experts(
+    rank: int, rows: torch.Tensor, scales: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    """The same of rows of int8, with matrices of int8 whose scales are 1."""
+    (product,) = torch.ops.npu.npu_grouped_matmul(
+        x=[rows],
+        weight=[on_rank(rank).to(torch.int8)],
+        scale=[torch.ones(OF_A_RANK, HIDDEN, dtype=torch.bfloat16, device="npu")],
+        per_token_scale=[scales],
         split_item=2,
         group_type=0,
         group_list_type=1,
@@ -138,6 +162,38 @@ def quantized(rank: int) -> Any:
     ]
 
 
+def scales_of_other_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A mistake: each row travels with the scale of the one before it."""
+    codes, scales = dynamic_quant(x)
+    return codes, scales.roll(1)
+
+
+def exchange_int8(rank: int) -> list[Any]:
+    """Normal mode, then low latency: what experts make of int8 and its scales."""
+    given = tokens_of_many_sizes(rank).to("npu"), *on_device(rank)[1:]
+    normal, low_latency = new_buffer(), new_buffer()
+    (rows, scales), counts, handle = dispatch_normal(normal, given, quant_mode="int8")
+    product = by_int8_experts(rank, rows, scales, torch.tensor(counts, device="npu"))
+    of_normal, *_ = normal.combine(product, handle)
+    (rows, scales), counts, handle, *_ = low_latency.low_latency_dispatch(
+        *given[:2], MOST_TOKENS, EXPERTS
+    )
+    product = by_int8_experts(rank, rows, scales, counts)
+    of_low_latency, *_ = low_latency.low_latency_combine(product, *given[1:], handle)
+    return [of_normal.tolist(), of_low_latency.tolist()]
+
+
+def int8(rank: int) -> Any:
+    return exchange_int8(rank)
+
+
+def int8_with_scales_of_other_rows(rank: int) -> Any:
+    expert_exchange.dynamic_quant = scales_of_other_rows
+    found = exchange_int8(rank)
+    expert_exchange.dynamic_quant = dynamic_quant
+    return found
+
+
 def waits(rank: int) -> Any:
     """Of the host: in either mode, before it reads the result."""
     buffer, given = new_buffer(), on_device(rank)
@@ -214,6 +270,8 @@ if __name__ == "__main__":
         normal,
         low_latency,
         quantized,
+        int8,
+        int8_with_scales_of_other_rows,
         waits,
         replayed,
         too_many_tokens,

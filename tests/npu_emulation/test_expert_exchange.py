@@ -6,6 +6,7 @@ One pair of processes runs all of expert_programs.py; each test looks at what it
 
 from __future__ import annotations
 
+from operator import mul
 from typing import Any
 
 import pytest
@@ -59,6 +60,35 @@ def test_rows_come_as_int8_by_expert_and_source_with_a_scale_for_each(found):
         for found_rows, found_scales in found[rank]["quantized"]:
             assert found_rows == rows
             assert found_scales == pytest.approx(scales, rel=1e-6)
+
+
+def by_int8(rank: int) -> list[list[float]]:
+    """Every token, rounded to int8 by a scale of its own, through every expert of its own."""
+    x, of_experts = programs.tokens_of_many_sizes(rank).tolist(), programs.matrices().tolist()
+    result = []
+    for row, experts in zip(x, programs.CHOICES[rank], strict=True):
+        scale = max(abs(value) for value in row) / 127
+        rounded = [round(value / scale) * scale for value in row]
+        total = [0.0] * programs.HIDDEN
+        for expert, weight in zip(experts, (0.5, 0.25), strict=True):
+            if expert >= 0:
+                columns = zip(*of_experts[expert], strict=True)
+                products = (sum(map(mul, rounded, column)) for column in columns)
+                total = [sum_ + weight * value for sum_, value in zip(total, products, strict=True)]
+        result.append(total)
+    return result
+
+
+def test_int8_and_its_scales_give_the_products_of_rounded_rows(found):
+    bfloat16 = {"rel": 2**-7, "abs": 1e-6}  # an expert's product is rounded, and the sum
+    for rank in range(RANKS):
+        wanted = by_int8(rank)
+        for of_mode in found[rank]["int8"]:
+            for row, of_token in zip(of_mode, wanted, strict=True):
+                assert row == pytest.approx(of_token, **bfloat16)
+        for of_mode in found[rank]["int8_with_scales_of_other_rows"]:
+            pairs = list(zip(of_mode, wanted, strict=True))
+            assert any(row != pytest.approx(of_token, **bfloat16) for row, of_token in pairs)
 
 
 def test_the_layout_counts_tokens_by_rank_and_expert(found):

@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from serving.quantized_checkpoints import write_quantized
 from test_algorithm import assert_one_sentence, resolve
 
 from sglang_ascend.models.catalog import model_path
@@ -14,6 +15,7 @@ from sglang_ascend.plugin.errors import StartupRefused
 
 pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
 FLAGS = "--speculative-algorithm MTP --tp-size 2 --moe-a2a-backend deepep"
+DP_ATTENTION = "--speculative-algorithm MTP --tp-size 2 --dp-size 2 --enable-dp-attention"
 BUFFERS = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 
 
@@ -49,6 +51,15 @@ def test_data_parallel_attention_is_refused_beside_it():
     with pytest.raises(StartupRefused) as refusal:
         resolve(model_path("nano-deepseek"), f"{FLAGS} --dp-size 2 --enable-dp-attention")
     assert_one_sentence(str(refusal.value), "--attn-dp-size above 1")
+
+
+@pytest.mark.parametrize("flags", [FLAGS, DP_ATTENTION])
+def test_quantized_weights_are_served_by_sglang_s_own_methods_only(tmp_path, flags):
+    int8 = write_quantized(model_path("nano-deepseek"), tmp_path / "int8", "W8A8_DYNAMIC")
+    resolve(int8, f"{flags} --quantization modelslim")
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(int8, flags)
+    assert_one_sentence(str(refusal.value), "add --quantization modelslim")
 
 
 @pytest.mark.parametrize("backend", ["mooncake", "ascend_fuseep"])

@@ -32,6 +32,7 @@ from sglang_ascend.plugin.mtp.disaggregation import (
 from sglang_ascend.plugin.mtp.ranks import refuse_uneven_heads
 from sglang_ascend.plugin.npu.expert_exchange import (
     DEEPEP,
+    refuse_own_methods,
     refuse_small_buffers,
     served_exchanges,
     unsupported_with_deepep,
@@ -163,6 +164,7 @@ def validate_server_args(server_args: Any) -> None:
     if device_profile().keeps_ascend_path:
         _refuse_sparse_attention(server_args)
         refuse_unserved_prolog(server_args)
+        refuse_own_methods(server_args)
         if server_args.moe_a2a_backend == DEEPEP:
             refuse_small_buffers(server_args, num_draft_tokens)
         enable_write_after_read_barrier()
@@ -242,18 +244,15 @@ def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
         **_named(other_batches, flag, "whose batches ranks were not seen to step on,"),
         **_named(uneven_head, flag, f"which does not divide {model_config.vocab_size} tokens,"),
         **_named(other_groups, flag, "whose ranks were not seen to exchange rows,"),
-        **_named(_not_run_on_npu(server_args, model_config), flag, "not run on an NPU's ranks,"),
+        **_named(_not_run_on_npu(server_args), flag, "not run on an NPU's ranks,"),
     }
 
 
-def _not_run_on_npu(server_args: Any, model_config: Any) -> dict[str, bool]:
+def _not_run_on_npu(server_args: Any) -> dict[str, bool]:
     """Beside data-parallel attention, of what a CPU serves."""
     if not device_profile().keeps_ascend_path:
         return {}
-    return {
-        "--tp-size above --attn-dp-size": server_args.tp_size > server_args.attn_dp_size,
-        "a quantized checkpoint": model_config.quantization is not None,
-    }
+    return {"--tp-size above --attn-dp-size": server_args.tp_size > server_args.attn_dp_size}
 
 
 def _named(given: dict[str, Any], flag: str, why: str) -> dict[str, bool]:

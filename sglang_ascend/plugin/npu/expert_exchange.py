@@ -31,7 +31,6 @@ def unsupported_with_deepep(server_args: Any) -> dict[str, bool]:
         f"--deepep-mode {server_args.deepep_mode}": server_args.deepep_mode != "auto",
         "--deepep-dispatcher-output-dtype": server_args.deepep_dispatcher_output_dtype != "auto",
         "--deepep-config": bool(server_args.deepep_config),
-        "--quantization": server_args.quantization is not None,
         # The MTP layer's forwards are the target's, and SGLang fills in the second by the target's.
         "--speculative-moe-a2a-backend": (
             server_args.speculative_moe_a2a_backend not in (None, DEEPEP)
@@ -62,6 +61,23 @@ def unsupported_with_deepep(server_args: Any) -> dict[str, bool]:
         ),
         **{f"{flag} with {other}, untested together,": bool(on) for other, on in others.items()},
     }
+
+
+def refuse_own_methods(server_args: Any) -> None:
+    """Where ranks exchange rows, quantized weights were run by SGLang's own methods only: this
+    package's experts are those of all ranks, in each. Raises StartupRefused."""
+    if server_args.moe_a2a_backend == DEEPEP:
+        flag = f"--moe-a2a-backend {DEEPEP}"
+    elif server_args.attn_dp_size > 1:
+        flag = "--enable-dp-attention"
+    else:
+        return
+    is_quantized = model_config_of(server_args).quantization is not None
+    if is_quantized and server_args.quantization != "modelslim":
+        raise StartupRefused(
+            f"{flag} is served with quantized weights by SGLang's own modelslim only on an NPU: "
+            "add --quantization modelslim, or drop it."
+        )
 
 
 def refuse_small_buffers(server_args: Any, num_draft_tokens: int) -> None:
