@@ -22,14 +22,13 @@ from npu_emulation.sglang_runs import FUSED_ATTENTION, chat_prompts, requests, s
 from npu_emulation.test_attention_ranks import TWO
 from npu_emulation.test_expert_parallel import DEEPEP, ENVIRON
 from npu_emulation.test_mtp import QUESTIONS
-from npu_emulation.test_mtp_fifty_prompts import MAX_SECONDS
 from npu_emulation.test_quantized_fifty_prompts import FLOAT_STEP
 from sglang_ascend.models.catalog import model_path
 
 NANO = model_path("nano-deepseek")
 LENGTH = 20
 SECONDS = 580  # of a server
-pytestmark = pytest.mark.timeout(MAX_SECONDS + 600)
+pytestmark = pytest.mark.timeout(3 * SECONDS)
 Prompts = list[list[int]]
 
 
@@ -61,8 +60,8 @@ def served_by_ranks(
         request | {"attention_group": number % how.num_groups}
         for number, request in enumerate(requests(prompts, max_new_tokens=LENGTH))
     ]
-    kwargs = {"timeout": SECONDS} | kwargs
-    report = served(folder, [wave], (*how.flags, *INT8, *flags), how.environ, **kwargs)
+    every = (*how.flags, *INT8, *flags)
+    report = served(folder, [wave], every, how.environ, timeout=SECONDS, **kwargs)
     (other,) = report.other_ranks
     assert other.left_undone == []
     return [report, other]
@@ -132,3 +131,12 @@ def test_plain_decode_has_the_tokens_of_the_integers_and_launches_as_much_as_mtp
     check_greedy(integers, how, plain, prompts)
     for ours, others in zip(mtp, plain, strict=True):
         check_budget(ours.steady(), others.steady())
+
+
+@pytest.mark.slow
+def test_rows_that_arrive_without_their_scales_make_tokens_wrong(int8, prompts):
+    how = DEPLOYMENTS["experts"]
+    program = ("npu_emulation.mutated_experts", "forgotten_scales")
+    mistaken = served_by_ranks(int8, how, prompts, *STEP, program=program)
+    with pytest.raises(AssertionError):
+        check_greedy(QuantizedOracle(NANO, halved=how.halved), how, mistaken, prompts)
