@@ -24,10 +24,13 @@ from npu_emulation.attention_waves import (
     UNEVEN,
     WAVES,
     Prompts,
+    of_both,
 )
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget, decodes, tokens_per_step
 from npu_emulation.report import Iteration, Report
-from npu_emulation.sglang_runs import FUSED_ATTENTION, served, start
+from npu_emulation.sglang_runs import FUSED_ATTENTION, chat_prompts, served, start
+from npu_emulation.test_mtp import QUESTIONS
+from sglang_ascend.models.catalog import model_path
 
 TWO = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention")
 HEADS = {
@@ -161,6 +164,17 @@ def test_no_rank_s_step_waits_for_more_than_its_results(mtp, plain):
     idle, busy = zip(mtp.ranks, plain.ranks, strict=True)
     check_budget(*(report.steady_without_requests(IDLE) for report in idle))
     check_budget(*(report.steady(IDLE) for report in busy))
+
+
+@pytest.mark.slow
+def test_nano_deepseek_s_step_keeps_its_budget_in_both_ranks():
+    nano = model_path("nano-deepseek")
+    first, *others = chat_prompts(nano, QUESTIONS)
+    waves = [of_both(([first], others), num_tokens=24)]
+    mtp, plain = served_by_mtp(nano, waves), served_by_ranks(nano, waves)
+    for ours, theirs in zip(mtp.ranks, plain.ranks, strict=True):
+        assert tokens_per_step(ours) > 1.1
+        check_budget(ours.steady(), theirs.steady())
 
 
 PARTING = {"skipped_drafts": IDLE, "own_choice_of_graph": UNEVEN}
