@@ -128,7 +128,7 @@ def prolog_swaps_halves() -> None:
 
 def prolog_beside_another_prefill() -> None:
     """It is not refused where SGLang's prefill leaves the elements of a pair side by side."""
-    mtp_algorithm.refuse_unserved_prolog = lambda server_args: None
+    mtp_algorithm.refuse_unserved_attention = lambda server_args: None
 
 
 MISTAKES = {

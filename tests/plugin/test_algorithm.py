@@ -329,11 +329,11 @@ def test_a_tiled_cache_is_refused_on_an_npu(tiny_mimo, monkeypatch):
 @pytest.mark.usefixtures("on_npu")
 def test_a_model_of_sparse_attention_is_refused_on_an_npu(tiny_mimo, monkeypatch):
     """Its index_topk is what tells it: without that the same model passes."""
-    from sglang_ascend.plugin.mtp import algorithm as mtp_algorithm
+    from sglang_ascend.plugin.npu import latent_attention
 
     config = SimpleNamespace(architectures=["DeepseekV32ForCausalLM"], index_topk=None)
     model = SimpleNamespace(hf_config=config)
-    monkeypatch.setattr(mtp_algorithm, "model_config_of", lambda server_args: model)
+    monkeypatch.setattr(latent_attention, "model_config_of", lambda server_args: model)
     resolve(tiny_mimo, "--speculative-algorithm MTP")
     config.index_topk = 2048
     with pytest.raises(StartupRefused) as refusal:

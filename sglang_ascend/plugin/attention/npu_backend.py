@@ -14,7 +14,7 @@ from sglang.srt.runtime_context import get_spec
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.plugin.attention.backend import attend, build_metadata
-from sglang_ascend.plugin.npu.latent_prolog import must_absorb_prefill
+from sglang_ascend.plugin.npu.latent_attention import must_absorb_prefill
 from sglang_ascend.speculative.config import NAME
 
 if TYPE_CHECKING:

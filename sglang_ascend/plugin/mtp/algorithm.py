@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.arg_groups.model_override_base import model_config_of
-from sglang.srt.configs.model_config import is_deepseek_dsa
 from sglang.srt.managers.overlap_utils import FutureMap
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
@@ -37,7 +36,7 @@ from sglang_ascend.plugin.npu.expert_exchange import (
     served_exchanges,
     unsupported_with_deepep,
 )
-from sglang_ascend.plugin.npu.latent_prolog import refuse_unserved_prolog
+from sglang_ascend.plugin.npu.latent_attention import refuse_unserved_attention
 from sglang_ascend.plugin.npu.order import enable_write_after_read_barrier
 from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
@@ -162,8 +161,7 @@ def validate_server_args(server_args: Any) -> None:
     # SGLang looks next whether its own worker could do it, which is not the one that will.
     server_args.speculative_adaptive = False
     if device_profile().keeps_ascend_path:
-        _refuse_sparse_attention(server_args)
-        refuse_unserved_prolog(server_args)
+        refuse_unserved_attention(server_args)
         refuse_own_methods(server_args)
         if server_args.moe_a2a_backend == DEEPEP:
             refuse_small_buffers(server_args, num_draft_tokens)
@@ -288,11 +286,3 @@ def _unsupported_on_npu(server_args: Any) -> dict[str, bool]:
         # SGLang's prefill of latent attention takes no decode rows there.
         "--enable-mixed-chunk": bool(server_args.enable_mixed_chunk),
     }
-
-
-def _refuse_sparse_attention(server_args: Any) -> None:
-    if is_deepseek_dsa(model_config_of(server_args).hf_config):
-        raise StartupRefused(
-            "--speculative-algorithm MTP serves no sparse attention on an NPU, which the model's "
-            "config.json asks for by index_topk: use SGLang's NEXTN for this model."
-        )

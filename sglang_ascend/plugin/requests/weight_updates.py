@@ -14,7 +14,7 @@ from sglang.srt.model_executor.model_runner_components.weight_updater import Wei
 from sglang.srt.platforms import current_platform
 
 from sglang_ascend.plugin.cpu.layers import forget_prepared_weights
-from sglang_ascend.plugin.npu.latent_prolog import follow_absorbed_weights
+from sglang_ascend.plugin.npu.latent_attention import follow_absorbed_weights
 from sglang_ascend.plugin.quantization.head import QuantizedHead
 from sglang_ascend.plugin.quantization.updates import refused_folder, refused_tensors
 

@@ -1,5 +1,6 @@
-"""What precedes latent attention: SGLang's fused prolog (``SGLANG_NPU_USE_MLAPO=1``), which writes
-the cache itself, and its tiled cache (``SGLANG_USE_FIA_NZ=1``). What MTP's step serves of them."""
+"""What MTP's step serves of SGLang's latent attention on an NPU: its fused prolog, which writes the
+cache itself (``SGLANG_NPU_USE_MLAPO=1``), where prefill writes it in the same order; neither its
+tiled cache (``SGLANG_USE_FIA_NZ=1``) nor sparse attention."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.arg_groups.model_override_base import model_config_of
-from sglang.srt.configs.model_config import AttentionArch
+from sglang.srt.configs.model_config import AttentionArch, is_deepseek_dsa
 from sglang.srt.environ import envs
 from sglang.srt.utils.common import get_bool_env_var
 
@@ -17,8 +18,14 @@ PROLOG = envs.SGLANG_NPU_USE_MLAPO.name
 TILED_CACHE = "SGLANG_USE_FIA_NZ"
 
 
-def refuse_unserved_prolog(server_args: Any) -> None:
+def refuse_unserved_attention(server_args: Any) -> None:
     """Raises StartupRefused."""
+    model_config = model_config_of(server_args)
+    if is_deepseek_dsa(model_config.hf_config):
+        raise StartupRefused(
+            "--speculative-algorithm MTP serves no sparse attention on an NPU, which the model's "
+            "config.json asks for by index_topk: use SGLang's NEXTN for this model."
+        )
     if get_bool_env_var(TILED_CACHE):
         raise StartupRefused(
             f"{TILED_CACHE} lays the KV cache out in tiles, and MTP's step reads rows: unset it; "
@@ -26,7 +33,6 @@ def refuse_unserved_prolog(server_args: Any) -> None:
         )
     if not envs.SGLANG_NPU_USE_MLAPO.get():
         return
-    model_config = model_config_of(server_args)
     if model_config.attention_arch != AttentionArch.MLA:
         return  # SGLang looks at the variable for latent attention only
     for where, holds in _unserved(server_args, model_config).items():
