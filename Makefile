@@ -6,6 +6,7 @@ SHELL := bash
 
 VENV ?= .venv
 NPU_VENV ?= .venv-npu
+NPU_TORCH_2_10_VENV ?= .venv-npu-torch-2.10
 TRITON_ASCEND_VENV ?= .venv-triton-ascend
 MODEL ?= smollm2-mtp
 PORT ?= 30000
@@ -19,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 .PHONY: help
 help: ## Show this help
 	@echo "make TARGET [VARIABLE=value ...]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / {printf "  %-30s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "VENV=$(VENV)  NPU_VENV=$(NPU_VENV)  MODEL=$(MODEL) (a name from the catalogue, or a checkpoint folder)  PORT=$(PORT)"
 	@echo "ARGS= adds flags to the command that a target runs; PYTHON= names a Python 3.11."
@@ -41,6 +42,10 @@ test-all: venv-dev ## Run every test
 .PHONY: test-npu-emulated
 test-npu-emulated: ## Run the tests of the real torch_npu on an emulated NPU, in NPU_VENV
 	@scripts/npu_emulation.sh $(NPU_VENV) python -m pytest tests/npu_emulation -m "not slow" $(ARGS)
+
+.PHONY: test-npu-emulated-torch-2.10
+test-npu-emulated-torch-2.10: ## The same under torch 2.10 and its torch_npu, in NPU_TORCH_2_10_VENV
+	@scripts/npu_emulation.sh $(NPU_TORCH_2_10_VENV) --torch 2.10 python -m pytest tests/npu_emulation -m "not slow" $(ARGS)
 
 .PHONY: test-triton-ascend
 test-triton-ascend: ## Lower the Triton kernels as Ascend's compiler does, without CANN, and run them on the CPU
@@ -82,7 +87,7 @@ check-upstream: venv ## Say what of SGLang, release VERSION, has changed under t
 
 .PHONY: clean
 clean: ## Remove the virtual environment and every build output
-	rm -rf $(VENV) $(NPU_VENV) $(TRITON_ASCEND_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NPU_VENV) $(NPU_TORCH_2_10_VENV) $(TRITON_ASCEND_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The script decides by content what is out of date; asking it costs a twentieth of a second.

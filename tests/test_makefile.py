@@ -149,7 +149,7 @@ def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
 
 def test_make_alone_explains_every_target():
     shown = make().stdout
-    tests = "test test-all test-npu-emulated test-triton-ascend"
+    tests = "test test-all test-npu-emulated test-npu-emulated-torch-2.10 test-triton-ascend"
     for target in f"serve {tests} bench bench-gpu quality style doctor clean".split():
         assert f"  {target} " in shown
 

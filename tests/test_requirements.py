@@ -6,6 +6,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sglang_ascend.stack import STACKS
+
 FOLDER = Path(__file__).parents[1] / "requirements"
 
 # Needed only beside a CUDA device, or to read sound, video or another transport.
@@ -94,3 +96,13 @@ def test_the_emulated_npu_has_the_pinned_versions():
     emulated = read("npu-emulated.txt")
     assert emulated["torch-npu"] == read("npu.txt")["torch-npu"]
     assert set(emulated) - {"torch-npu"} <= set(pins())
+
+
+def test_the_other_torch_of_the_emulated_npu_is_that_of_sglangs_own_stacks():
+    other = {name: str(item.specifier) for name, item in read("npu-torch-2.10.txt").items()}
+    assert set(other) == {"torch", "torch-npu", "torchvision"}
+    used = [stack.versions for stack in STACKS if "SGLang" in stack.publisher]
+    assert len(used) == 2
+    for versions in used:
+        assert other["torch"].startswith(f"=={versions['torch']}.")
+        assert other["torch-npu"].startswith(f"=={versions['torch_npu']}.post")

@@ -12,6 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from npu_emulation.cuda_stubs import build_cuda_stubs
+
 SOURCES = Path(__file__).parent / "acl"
 
 # Opened by torch_npu at run time; those that it is linked with its ELF headers name.
@@ -139,7 +141,8 @@ def _compile_runtime(folder: Path) -> list[Path]:
 def _contents_hash() -> str:
     digest = hashlib.sha256()
     metadata = next(package_folder("torch_npu").parent.glob("torch_npu-*.dist-info/RECORD"))
-    for path in [Path(__file__), metadata, *sorted(SOURCES.iterdir())]:
+    code = [Path(__file__), Path(__file__).with_name("cuda_stubs.py"), *sorted(SOURCES.iterdir())]
+    for path in [metadata, *code]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -163,4 +166,6 @@ def build(folder: Path) -> None:
     for name in missing_libraries():
         link = [f"-Wl,-soname,{name}", "-Wl,--no-as-needed", "-Wl,-rpath,$ORIGIN"]
         _run(*shared, *link, f"-L{folder}", "-lascendcl", "-o", folder / name)
+    provided = _provided_elsewhere(torch_npu_libraries())
+    build_cuda_stubs(folder, package_folder("torch") / "lib", provided, _compiler(), _run)
     done.write_text(wanted)

@@ -110,7 +110,9 @@ def test_a_graph_s_replay_is_one_launch(step):
     graph = torch.npu.NPUGraph()
     with counted() as captured, torch.npu.graph(graph):
         step()
-    assert captured.launched == STEP
+    # torch_npu 2.10 writes the generator's seed and offset as each capture begins, 2.13 does not.
+    of_generator = 2 if torch.__version__.startswith("2.10.") else 0
+    assert captured.launched == ["aclnnInplaceFillScalar"] * of_generator + STEP
     with counted() as counts:
         graph.replay()
     assert counts.calls == {"launches": 1, "graph_replays": 1}

@@ -70,6 +70,12 @@ def test_without_the_library_path_torch_npu_does_not_load():
     assert "cannot open shared object file" in process.stderr
 
 
+def test_torch_answers_as_a_cpu_build_does():
+    asked = "torch.version.cuda, torch.cuda.is_available(), torch.cuda.device_count()"
+    process = run_on(dict(os.environ), "-c", f"import torch; print({asked})")
+    assert process.stdout.splitlines()[-1:] == ["None False 0"], process.stderr
+
+
 # The numbers of enum SocVersion in torch_npu's NpuVariables.h.
 SOC_NUMBERS = dict(zip(SOCS, (223, 251, 260), strict=True))
 
