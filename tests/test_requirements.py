@@ -6,6 +6,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sglang_ascend.plugin.compat import SUPPORTED_TORCH
 from sglang_ascend.stack import STACKS
 
 FOLDER = Path(__file__).parents[1] / "requirements"
@@ -106,3 +107,8 @@ def test_the_other_torch_of_the_emulated_npu_is_that_of_sglangs_own_stacks():
     for versions in used:
         assert other["torch"].startswith(f"=={versions['torch']}.")
         assert other["torch-npu"].startswith(f"=={versions['torch_npu']}.post")
+
+
+def test_a_server_starts_under_the_torch_of_every_known_stack_and_no_older_one():
+    assert {stack.versions["torch"] for stack in STACKS} <= set(SUPPORTED_TORCH)
+    assert "2.9" not in SUPPORTED_TORCH

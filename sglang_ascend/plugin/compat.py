@@ -6,8 +6,9 @@ from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.stack import installed_version
 
 SUPPORTED_SGLANG = "0.5.23"
-# torch_npu 2.13.0 pins torch 2.13; the CUDA build of SGLang 0.5.23 pins torch 2.14.
-SUPPORTED_TORCH = ("2.13", "2.14")
+# SGLang's guide for Ascend has torch 2.10, torch_npu 2.13.0 pins torch 2.13, and the CUDA build of
+# SGLang 0.5.23 pins torch 2.14.
+SUPPORTED_TORCH = ("2.10", "2.13", "2.14")
 
 
 def version_problem() -> str | None:

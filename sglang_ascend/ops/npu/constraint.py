@@ -49,7 +49,7 @@ class Constraints:
 
     @property
     def schema(self) -> str:
-        """As torch_npu 2.13.0 registers it."""
+        """As torch_npu 2.13.0 and 2.10.0.post7 register it."""
         return _schemas()[self.name]
 
     def bind(self, args: Sequence[Any], kwargs: dict[str, Any]) -> SimpleNamespace:
