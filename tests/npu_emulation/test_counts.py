@@ -110,7 +110,8 @@ def test_a_graph_s_replay_is_one_launch(step):
     graph = torch.npu.NPUGraph()
     with counted() as captured, torch.npu.graph(graph):
         step()
-    # torch_npu 2.10 writes the generator's seed and offset as each capture begins, 2.13 does not.
+    # torch_npu 2.10 fills two tensors as each capture begins (presumably the generator's seed and
+    # offset), 2.13 does not.
     of_generator = 2 if torch.__version__.startswith("2.10.") else 0
     assert captured.launched == ["aclnnInplaceFillScalar"] * of_generator + STEP
     with counted() as counts:

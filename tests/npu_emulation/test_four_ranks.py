@@ -4,14 +4,25 @@ transformers' greedy tokens, by graphs that hold what the ranks exchange, and on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from serving.eight_heads import write_with_eight_heads
 
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget, decodes, tokens_per_step
 from npu_emulation.report import Report
-from npu_emulation.sglang_runs import FUSED_ATTENTION, prompt, requests, served
+from npu_emulation.sglang_runs import (
+    FUSED_ATTENTION,
+    Wave,
+    chat_prompts,
+    prompt,
+    requests,
+    served,
+)
+from npu_emulation.test_two_ranks import QUESTIONS
+from sglang_ascend.models.catalog import model_path
 
 FOUR = ("--tp-size", "4", "--cuda-graph-bs-decode", "2")
 # As in test_two_ranks.py.
@@ -27,8 +38,10 @@ MAX_SECONDS = 540
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * MAX_SECONDS)]
 
 
-def served_by_four(folder: Path, *flags: str, **kwargs: Any) -> list[Report]:
-    report = served(folder, WAVES, (*FOUR, *flags), timeout=MAX_SECONDS, **kwargs)
+def served_by_four(
+    folder: Path, *flags: str, waves: Sequence[Wave] = WAVES, **kwargs: Any
+) -> list[Report]:
+    report = served(folder, waves, (*FOUR, *flags), timeout=MAX_SECONDS, **kwargs)
     assert [other.left_undone for other in report.other_ranks] == [[]] * 3
     return [report, *report.other_ranks]
 
@@ -71,3 +84,16 @@ def test_no_rank_s_step_waits_for_more_than_its_results(mtp, plain):
     for ours, others in zip(mtp, plain, strict=True):
         for wave in (GREEDY, SAMPLED):
             check_budget(ours.steady(wave), others.steady(wave))
+
+
+def test_nano_deepseek_s_step_keeps_its_budget_in_each_rank(tmp_path):
+    """Its six heads as eight, which four ranks divide."""
+    nano = write_with_eight_heads(model_path("nano-deepseek"), tmp_path / "eight-heads")
+    waves = [requests(chat_prompts(nano, QUESTIONS), max_new_tokens=24)]
+    ours, others = (
+        served_by_four(nano, *step, waves=waves, environ=FUSED_ATTENTION)
+        for step in ((*MTP, *SHORT_CONTEXT), ())
+    )
+    for mtp, plain in zip(ours, others, strict=True):
+        assert tokens_per_step(mtp) > 1.1
+        check_budget(mtp.steady(), plain.steady())

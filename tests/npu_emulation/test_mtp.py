@@ -27,7 +27,7 @@ MANY = [prompt(5 + seed, seed) for seed in range(10, 15)]
 NUM_TOKENS = (2, 4, 6, 8, 10)
 WAVES = [
     requests(SHORT, max_new_tokens=16),
-    requests(LONG, max_new_tokens=8),
+    requests(LONG, max_new_tokens=12),
     requests(EXTENDED, max_new_tokens=4),
     [
         request

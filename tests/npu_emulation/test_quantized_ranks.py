@@ -22,13 +22,14 @@ from npu_emulation.sglang_runs import FUSED_ATTENTION, chat_prompts, requests, s
 from npu_emulation.test_attention_ranks import TWO
 from npu_emulation.test_expert_parallel import DEEPEP, ENVIRON
 from npu_emulation.test_mtp import QUESTIONS
+from npu_emulation.test_mtp_fifty_prompts import MAX_SECONDS, NUM_TOKENS, prompts_of
 from npu_emulation.test_quantized_fifty_prompts import FLOAT_STEP
 from sglang_ascend.models.catalog import model_path
 
 NANO = model_path("nano-deepseek")
 LENGTH = 20
 SECONDS = 580  # of a server
-pytestmark = pytest.mark.timeout(3 * SECONDS)
+pytestmark = pytest.mark.timeout(MAX_SECONDS + 600)
 Prompts = list[list[int]]
 
 
@@ -54,14 +55,19 @@ STEP = (*MTP, *SHORT_CONTEXT)
 
 
 def served_by_ranks(
-    folder: Path, how: Deployment, prompts: Prompts, *flags: str, **kwargs: Any
+    folder: Path,
+    how: Deployment,
+    prompts: Prompts,
+    *flags: str,
+    num_tokens: int = LENGTH,
+    **kwargs: Any,
 ) -> list[Report]:
     wave = [
         request | {"attention_group": number % how.num_groups}
-        for number, request in enumerate(requests(prompts, max_new_tokens=LENGTH))
+        for number, request in enumerate(requests(prompts, max_new_tokens=num_tokens))
     ]
-    every = (*how.flags, *INT8, *flags)
-    report = served(folder, [wave], every, how.environ, timeout=SECONDS, **kwargs)
+    kwargs = {"timeout": SECONDS} | kwargs
+    report = served(folder, [wave], (*how.flags, *INT8, *flags), how.environ, **kwargs)
     (other,) = report.other_ranks
     assert other.left_undone == []
     return [report, other]
@@ -131,6 +137,16 @@ def test_plain_decode_has_the_tokens_of_the_integers_and_launches_as_much_as_mtp
     check_greedy(integers, how, plain, prompts)
     for ours, others in zip(mtp, plain, strict=True):
         check_budget(ours.steady(), others.steady())
+
+
+@pytest.mark.slow
+def test_fifty_prompts_have_the_tokens_of_the_integers(int8):
+    """With experts on their ranks one token of 500 is another, in plain decode as well."""
+    how, prompts = DEPLOYMENTS["data-parallel attention"], prompts_of(NANO)
+    flags = (*STEP, "--cuda-graph-bs-decode", "8")
+    limits = {"num_tokens": NUM_TOKENS, "timeout": MAX_SECONDS}
+    ranks = served_by_ranks(int8, how, prompts, *flags, **limits)
+    check_greedy(QuantizedOracle(NANO, halved=how.halved), how, ranks, prompts)
 
 
 @pytest.mark.slow
