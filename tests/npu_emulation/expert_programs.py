@@ -62,32 +62,30 @@ def on_rank(rank: int) -> torch.Tensor:
 
 def by_experts(rank: int, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     """As SGLang's runner multiplies what came to this rank."""
-    (product,) = torch.ops.npu.npu_grouped_matmul(
-        x=[rows],
-        weight=[on_rank(rank)],
-        split_item=2,
-        group_type=0,
-        group_list_type=1,
-        group_list=counts,
-        output_dtype=torch.bfloat16,
-    )
-    return product
+    return _grouped_product(rows, on_rank(rank), counts)
 
 
 def by_int8_experts(
     rank: int, rows: torch.Tensor, scales: torch.Tensor, counts: torch.Tensor
 ) -> torch.Tensor:
     """The same of rows of int8, with matrices of int8 whose scales are 1."""
+    ones = torch.ones(OF_A_RANK, HIDDEN, dtype=torch.bfloat16, device="npu")
+    held = on_rank(rank).to(torch.int8)
+    return _grouped_product(rows, held, counts, scale=[ones], per_token_scale=[scales])
+
+
+def _grouped_product(
+    rows: torch.Tensor, held: torch.Tensor, counts: torch.Tensor, **scales: list[torch.Tensor]
+) -> torch.Tensor:
     (product,) = torch.ops.npu.npu_grouped_matmul(
         x=[rows],
-        weight=[on_rank(rank).to(torch.int8)],
-        scale=[torch.ones(OF_A_RANK, HIDDEN, dtype=torch.bfloat16, device="npu")],
-        per_token_scale=[scales],
+        weight=[held],
         split_item=2,
         group_type=0,
         group_list_type=1,
         group_list=counts,
         output_dtype=torch.bfloat16,
+        **scales,
     )
     return product
 

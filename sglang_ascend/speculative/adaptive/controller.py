@@ -17,6 +17,7 @@ class Tuning:
     min_steps: int = 16  # between two changes of K, but for the end of a probe
     probe_steps: int = 6  # of another K, the first of which is not timed
     probe_share: float = 0.005  # of all steps, that probes may cost
+    probe_changes: float = 0.5  # steps that the two changes of K around a probe cost
 
 
 @dataclass(frozen=True)
@@ -154,16 +155,17 @@ class AdaptiveDrafts:
     ) -> None:
         self._credit += self.tuning.probe_share
         known = [self.costs.is_known(batch_size, context, k) for k in range(len(gains))]
-        if not known[self.in_force] or (all(known) and self._credit < 0.5):
+        if not known[self.in_force] or (all(known) and self._credit < self.tuning.probe_changes):
             return
         others = [k for k in range(len(gains)) if k != self.in_force]
         stalest = min(others, key=lambda k: (known[k], self._last_run[k]))
         step = self.costs.seconds(batch_size, context, self.in_force)
         price = 0.0 if stalest == 0 else catch_up() / step
         if known[stalest]:
-            # Half a step for the two changes, and the time in which the K in force would emit more.
+            # Besides the changes, the time in which the K in force would emit more.
             longer = self.costs.seconds(batch_size, context, stalest) / step
-            price += 0.5 + self.tuning.probe_steps * longer * max(0.0, -gains[stalest])
+            price += self.tuning.probe_changes
+            price += self.tuning.probe_steps * longer * max(0.0, -gains[stalest])
         # What is not known at all must be tried once, whatever it costs.
         if self._credit >= price:
             self._credit -= price
