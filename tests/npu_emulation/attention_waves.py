@@ -33,6 +33,12 @@ def of_both(groups: tuple[Prompts, Prompts], num_tokens: int = LENGTH) -> Wave:
     return of_group(0, first, num_tokens) + of_group(1, second, num_tokens)
 
 
+def in_turn(prompts: Prompts, num_groups: int, num_tokens: int) -> Wave:
+    """Each prompt is the next group's."""
+    asked = requests(prompts, max_new_tokens=num_tokens)
+    return [each | {"attention_group": i % num_groups} for i, each in enumerate(asked)]
+
+
 WAVES = [
     of_both(GROUPS[UNEVEN]),
     of_both(GROUPS[IDLE]),

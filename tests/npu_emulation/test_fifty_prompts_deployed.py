@@ -11,8 +11,9 @@ import pytest
 from greedy_oracle import Oracle
 from serving.eight_heads import write_with_eight_heads
 
+from npu_emulation.attention_waves import in_turn
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, tokens_per_step
-from npu_emulation.sglang_runs import FUSED_ATTENTION, prompt, requests, served
+from npu_emulation.sglang_runs import FUSED_ATTENTION, prompt, served
 from npu_emulation.test_attention_ranks import TWO
 from npu_emulation.test_expert_parallel import DEEPEP, ENVIRON
 from npu_emulation.test_mtp_fifty_prompts import MAX_SECONDS, NUM_PROMPTS, NUM_TOKENS, prompts_of
@@ -54,10 +55,7 @@ def test_fifty_prompts_have_transformers_tokens(deployment, model, guessable: Pa
         is_nano = model == "nano-deepseek"
         folder = nano if is_nano else write_with_eight_heads(nano, tmp_path / "eight-heads")
         prompts = prompts_of(nano)
-    wave = [
-        request | {"attention_group": number % how.num_groups}
-        for number, request in enumerate(requests(prompts, max_new_tokens=NUM_TOKENS))
-    ]
+    wave = in_turn(prompts, how.num_groups, NUM_TOKENS)
     flags = (*how.flags, *GRAPH_OF_8, *MTP, *SHORT_CONTEXT)
     report = served(folder, [wave], flags, how.environ, timeout=MAX_SECONDS)
     oracle = Oracle(folder)

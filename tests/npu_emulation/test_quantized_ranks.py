@@ -16,9 +16,10 @@ import pytest
 from quantized_oracle import QuantizedOracle
 from serving.quantized_checkpoints import write_quantized
 
+from npu_emulation.attention_waves import in_turn
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget, decodes, tokens_per_step
 from npu_emulation.report import Report
-from npu_emulation.sglang_runs import FUSED_ATTENTION, chat_prompts, requests, served
+from npu_emulation.sglang_runs import FUSED_ATTENTION, chat_prompts, served
 from npu_emulation.test_attention_ranks import TWO
 from npu_emulation.test_expert_parallel import DEEPEP, ENVIRON
 from npu_emulation.test_mtp import QUESTIONS
@@ -62,10 +63,7 @@ def served_by_ranks(
     num_tokens: int = LENGTH,
     **kwargs: Any,
 ) -> list[Report]:
-    wave = [
-        request | {"attention_group": number % how.num_groups}
-        for number, request in enumerate(requests(prompts, max_new_tokens=num_tokens))
-    ]
+    wave = in_turn(prompts, how.num_groups, num_tokens)
     kwargs = {"timeout": SECONDS} | kwargs
     report = served(folder, [wave], (*how.flags, *INT8, *flags), how.environ, **kwargs)
     (other,) = report.other_ranks
