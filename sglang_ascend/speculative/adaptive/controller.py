@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from sglang_ascend.speculative.adaptive.estimates import AcceptanceByClass, Costs
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Costs are in steps: what a step of the current K takes."""
-
-    margin: float = 0.015  # a gain below this never changes K
-    switch_cost: float = 2.0  # steps that must have been lost to the better K before it is taken
-    min_steps: int = 16  # between two changes of K, but for the end of a probe
-    probe_steps: int = 6  # of another K, the first of which is not timed
-    probe_share: float = 0.005  # of all steps, that probes may cost
-    probe_changes: float = 0.5  # steps that the two changes of K around a probe cost
-
-
-@dataclass(frozen=True)
-class LookedUp:
-    """Chains of a batch that no model drafted, and that are verified whatever K is."""
-
-    share: float  # of its requests
-    kept: float  # drafts of each that are expected to be kept
-    num_drafts: int
+from sglang_ascend.speculative.adaptive.beliefs import Beliefs, LookedUp
+from sglang_ascend.speculative.adaptive.costs import Costs, LoadCosts
+from sglang_ascend.speculative.adaptive.estimates import AcceptanceByClass
+from sglang_ascend.speculative.adaptive.probes import Probes
+from sglang_ascend.speculative.adaptive.tuning import Tuning
 
 
 class AdaptiveDrafts:
@@ -36,22 +18,20 @@ class AdaptiveDrafts:
     below 0, and K changes when the sum exceeds what a change costs. So K follows a batch that
     grows, ignores one that oscillates across a threshold, and loses at most that cost before.
 
-    Probes: a K that is not in force is run for a few steps now and then, so that its cost and the
-    acceptance are known; they are paid out of a fixed share of all steps.
+    ``Probes`` run another K now and then, so that its cost and its acceptance are known.
     """
 
     def __init__(self, max_drafts: int, tuning: Tuning | None = None) -> None:
         self.max_drafts, self.tuning = max_drafts, tuning or Tuning()
         self.acceptance, self.costs = AcceptanceByClass(max_drafts), Costs()
+        self.probes = Probes(max_drafts, self.tuning)
         self.share_sampled = 0.0  # of the batch's requests; the others are greedy
         self.looked_up: LookedUp | None = None
         self.in_force = max_drafts
         self._lost = [0.0] * (max_drafts + 1)
         self._since_switch = self.tuning.min_steps
-        self._credit = 0.0
-        self._probe, self._probe_left = 0, 0
-        self._last_run = [0] * (max_drafts + 1)
-        self._num_steps = 0
+        self._load: LoadCosts | None = None
+        self._stay = 0  # steps since the load changed
 
     def choose(
         self, batch_size: int, context: float, catch_up: Callable[[], float] = lambda: 0.0
@@ -60,32 +40,31 @@ class AdaptiveDrafts:
 
         ``catch_up`` says in how many seconds the MTP layer could see what it has skipped.
         """
-        self._num_steps += 1
-        if self._probe_left > 0:
-            self._probe_left -= 1
-            return self._ran(self._probe)
-        gains = self._gains(batch_size, context)
+        if self.probes.left > 0:
+            self.probes.left -= 1
+            return self.probes.ran(self.probes.k)
+        beliefs = self._beliefs(batch_size, context)
+        self._stay = self._stay + 1 if beliefs.load is self._load else 0
+        self._load = beliefs.load
         self._since_switch += 1
-        self._add_up(gains)
-        best = max(range(len(gains)), key=self._lost.__getitem__)
-        step = self.costs.seconds(batch_size, context, self.in_force)
+        self._add_up(beliefs)
+        best = max(range(len(self._lost)), key=self._lost.__getitem__)
         worth = self._lost[best] - self.tuning.switch_cost
         if (
             worth >= 0
             and self._since_switch >= self.tuning.min_steps
-            and (best == 0 or worth >= catch_up() / step)
+            and (best == 0 or worth >= catch_up() / beliefs.seconds[self.in_force])
         ):
             self._switch(best)
         else:
-            self._maybe_probe(gains, batch_size, context, catch_up)
-        return self._ran(self._probe if self._probe_left > 0 else self.in_force)
+            self.probes.maybe_start(beliefs, self.in_force, self._stay, catch_up)
+        return self.probes.ran(self.probes.k if self.probes.left > 0 else self.in_force)
 
     def start_anew(self, batch_size: int, context: float) -> None:
         """Most requests of the batch are new: the best K is taken at once."""
-        gains = self._gains(batch_size, context)
-        best = max(range(len(gains)), key=gains.__getitem__)
-        if gains[best] > self.tuning.margin:
-            self.in_force, self._probe_left = best, 0
+        beliefs = self._beliefs(batch_size, context)
+        if beliefs.gain(beliefs.best, over=self.in_force) > self.tuning.margin:
+            self.in_force, self.probes.left = beliefs.best, 0
         self._lost = [0.0] * len(self._lost)
 
     def drafts_behind_prompts(self) -> bool:
@@ -112,65 +91,20 @@ class AdaptiveDrafts:
 
     def speedups(self, batch_size: int, context: float) -> list[float]:
         """S(B,0), S(B,1), ..., as far as is known: S(B,0) is 1."""
-        gains = self._gains(batch_size, context)
-        return [(1 + gain) / (1 + gains[0]) for gain in gains]
+        beliefs = self._beliefs(batch_size, context)
+        return [1 + beliefs.gain(k, over=0) for k in range(self.max_drafts + 1)]
 
-    def _gains(self, batch_size: int, context: float) -> list[float]:
-        """V(K) / V(K in force) - 1 of every K."""
-        values = [
-            self._value(batch_size, context, k, tokens)
-            for k, tokens in enumerate(self.acceptance.expected_tokens(self.share_sampled))
-        ]
-        return [value / values[self.in_force] - 1 for value in values]
+    def _beliefs(self, batch_size: int, context: float) -> Beliefs:
+        load = self.costs.of(batch_size, context)
+        return Beliefs(self.acceptance, self.share_sampled, load, self.looked_up)
 
-    def _value(self, batch_size: int, context: float, num_drafts: int, tokens: float) -> float:
-        """V(K) of E(K) ``tokens``; with lookups where they are worth more beside this K."""
-        value = tokens / self.costs.seconds(batch_size, context, num_drafts)
-        found = self.looked_up
-        if found is None:
-            return value
-        # Where all are looked up the MTP layer does not run.
-        drafted = num_drafts if found.share < 1 else 0
-        verified = max(found.num_drafts, num_drafts)
-        emitted = tokens + found.share * max(0.0, 1 + found.kept - tokens)
-        beside = emitted / self.costs.seconds(batch_size, context, drafted, verified)
-        return max(value, beside)
-
-    def _add_up(self, gains: Sequence[float]) -> None:
-        for k, gain in enumerate(gains):
+    def _add_up(self, beliefs: Beliefs) -> None:
+        for k in range(self.max_drafts + 1):
             if k != self.in_force:
-                self._lost[k] = max(0.0, self._lost[k] + min(gain - self.tuning.margin, 1.0))
+                gain = beliefs.gain(k, over=self.in_force) - self.tuning.margin
+                self._lost[k] = max(0.0, self._lost[k] + min(gain, 1.0))
 
     def _switch(self, num_drafts: int) -> None:
         self.in_force = num_drafts
         self._lost = [0.0] * len(self._lost)
         self._since_switch = 0
-
-    def _maybe_probe(
-        self,
-        gains: Sequence[float],
-        batch_size: int,
-        context: float,
-        catch_up: Callable[[], float],
-    ) -> None:
-        self._credit += self.tuning.probe_share
-        known = [self.costs.is_known(batch_size, context, k) for k in range(len(gains))]
-        if not known[self.in_force] or (all(known) and self._credit < self.tuning.probe_changes):
-            return
-        others = [k for k in range(len(gains)) if k != self.in_force]
-        stalest = min(others, key=lambda k: (known[k], self._last_run[k]))
-        step = self.costs.seconds(batch_size, context, self.in_force)
-        price = 0.0 if stalest == 0 else catch_up() / step
-        if known[stalest]:
-            # Besides the changes, the time in which the K in force would emit more.
-            longer = self.costs.seconds(batch_size, context, stalest) / step
-            price += self.tuning.probe_changes
-            price += self.tuning.probe_steps * longer * max(0.0, -gains[stalest])
-        # What is not known at all must be tried once, whatever it costs.
-        if self._credit >= price:
-            self._credit -= price
-            self._probe, self._probe_left = stalest, self.tuning.probe_steps
-
-    def _ran(self, num_drafts: int) -> int:
-        self._last_run[num_drafts] = self._num_steps
-        return num_drafts

@@ -16,7 +16,8 @@ from sglang_ascend.plugin.mtp.ranks import decision_of_first_rank
 from sglang_ascend.plugin.observability.step import make_draft_gauge
 from sglang_ascend.plugin.requests.lookups import RequestLookups
 from sglang_ascend.plugin.requests.unsettled import Unsettled
-from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts, LookedUp
+from sglang_ascend.speculative.adaptive.beliefs import LookedUp
+from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 from sglang_ascend.speculative.lookup.choice import widths
 from sglang_ascend.speculative.skipped import SkippedRows
 
@@ -106,9 +107,9 @@ class AdaptiveSteps:
         """Every rank chooses by what the first one has measured."""
         steps = [(drafted, drafted)]
         steps += [(width, of_mtp) for width in widths(drafted, most) for of_mtp in {0, drafted}]
+        load = self.policy.costs.of(batch_size, context)
         nanoseconds = [
-            round(1e9 * self.policy.costs.seconds(batch_size, context, of_mtp, width))
-            for width, of_mtp in steps
+            round(1e9 * load.hopeful_seconds((of_mtp, width))) for width, of_mtp in steps
         ]
         self._costs = dict(zip(steps, decision_of_first_rank(*nanoseconds), strict=True))
 

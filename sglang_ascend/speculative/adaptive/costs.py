@@ -1,0 +1,150 @@
+"""What steps cost: estimated from few of them, whose times are noisy and drift."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sglang_ascend.speculative.adaptive.load_costs import Kind, LoadCosts
+
+# Loads are batches, and contexts, that do not differ by more than these factors.
+BATCH_RATIO, CONTEXT_RATIO = 1.3, 4.0
+# A step's cost before any was measured, in units of one at batch 1: constant, per request, per
+# draft, per drafted row, per verified draft that the MTP layer does not draft, per row of those,
+# per cached token of the batch.
+PRIOR_COST = np.array([0.8, 0.02, 0.1, 0.01, 0.02, 0.006, 1e-6])
+PRIOR_WEIGHT, PRIOR_SECONDS = 0.01, 0.01
+
+# All below are of logarithms, and standard deviations. What the guess of a cost is off by, beside
+# the load's other guesses: at least, more for each doubling from where it was measured, at most.
+GUESS, DOUBLING, WORST_GUESS = 0.1, 0.4, 1.0
+# What a step is off its cost by: at first, at least and at most. Each step has the last's share in
+# what is known of it.
+NOISE, LEAST_NOISE, MOST_NOISE, NOISE_SHARE = 0.1, 0.01, 0.5, 0.02
+# A step is a surprise if it is off its cost by more than these. It is left out, for the machine
+# paused, which any K may meet; so many, one behind the other, say that the machine has become
+# slower or faster.
+SURPRISE, JUMP, SURPRISES = 4.0, math.log(1.3), 3
+
+Load = tuple[int, int]  # numbers of the batch size's bucket and the context's
+
+
+class Costs:
+    """Seconds of a step of a batch that drafts K tokens, K in 0..max_drafts, and verifies as many,
+    or more where some were looked up.
+
+    A kind of step that a load has not had is guessed from the nearest load that had it, carried
+    over by a linear model which is fitted to all loads.
+    """
+
+    def __init__(self) -> None:
+        self._loads: dict[Load, LoadCosts] = {}
+        self._noise = NOISE**2
+        self._num_steps = 0
+        self._surprises = 0  # one behind the other, of steps that took longer; below 0: shorter
+        self._model: np.ndarray | None = None
+
+    def record(
+        self,
+        batch_size: int,
+        context: float,
+        num_drafts: int,
+        seconds: float,
+        verified: int | None = None,
+    ) -> None:
+        """One step, from its start to the next one's."""
+        self._num_steps += 1
+        kind = num_drafts, num_drafts if verified is None else verified
+        here = self.of(batch_size, context)
+        i = here.number(kind)
+        if not here.num_steps[i]:
+            # That the machine paused in a step is known by another one beside it.
+            first = here.first.pop(kind, None)
+            if first is None:
+                here.first[kind] = seconds
+                return
+            if math.log(seconds / first) > JUMP:
+                seconds = first
+        here.drift(self._num_steps, self._noise)
+        innovation = math.log(seconds) - here.mean[i]
+        if here.num_steps[i] and self._is_left_out(here, i, innovation):
+            return
+        here.observe(i, innovation, self._noise)
+        if here.num_steps[i] in (1, 4):
+            self._model = None  # what it was fitted to has changed
+
+    def _is_left_out(self, here: LoadCosts, i: int, innovation: float) -> bool:
+        """Whether a step of kind number ``i`` says nothing, so far off its cost as it is."""
+        deviation = math.sqrt(here.covariance[i, i] + self._noise)
+        if abs(innovation) <= max(JUMP, SURPRISE * deviation):
+            self._surprises = 0
+            self._learn_noise(innovation**2 - here.covariance[i, i])
+            return False
+        sign = 1 if innovation > 0 else -1
+        self._surprises = sign * max(0, sign * self._surprises) + sign
+        if abs(self._surprises) < SURPRISES:
+            return True
+        here.jump(innovation)
+        self._surprises = 0
+        return False
+
+    def of(self, batch_size: int, context: float) -> LoadCosts:
+        load = _load(batch_size, context)
+        here = self._loads.get(load)
+        if here is None:
+            here = LoadCosts(batch_size, context, self._num_steps, self._guess)
+            self._loads[load] = here
+        return here
+
+    def _learn_noise(self, variance: float) -> None:
+        noise = self._noise + NOISE_SHARE * (variance - self._noise)
+        self._noise = min(max(noise, LEAST_NOISE**2), MOST_NOISE**2)
+
+    def _guess(self, here: LoadCosts, kind: Kind) -> tuple[float, float]:
+        guess = self._modelled(here, kind)
+        others = [load for load in self._loads.values() if kind in load.measured()]
+        if not others:
+            return guess, WORST_GUESS
+        nearest = min(others, key=lambda load: _distance(here, load))
+        guess += nearest.mean[nearest.kinds[kind]] - self._modelled(nearest, kind)
+        return guess, min(GUESS + DOUBLING * _distance(here, nearest), WORST_GUESS)
+
+    def _modelled(self, load: LoadCosts, kind: Kind) -> float:
+        if self._model is None:
+            self._model = self._fit()
+        return math.log(_features(load, kind) @ self._model)
+
+    def _fit(self) -> np.ndarray:
+        """Least squares of relative errors, drawn towards the prior at the measured level."""
+        measured = [
+            (of, kind, i) for of in self._loads.values() for kind, i in of.measured().items()
+        ]
+        if not measured:
+            return PRIOR_SECONDS * PRIOR_COST
+        rows = np.array([_features(load, kind) for load, kind, _ in measured])
+        seconds = np.exp([load.mean[i] for load, _, i in measured])
+        prior = PRIOR_COST * float(np.median(seconds / (rows @ PRIOR_COST)))
+        relative = rows / seconds[:, None] * prior
+        gram = relative.T @ relative + PRIOR_WEIGHT * np.eye(len(prior))
+        fitted = np.linalg.solve(gram, relative.sum(0) + PRIOR_WEIGHT)
+        return prior * np.maximum(fitted, 1e-3)
+
+
+def _load(batch_size: int, context: float) -> Load:
+    batch = round(math.log(batch_size, BATCH_RATIO))
+    return batch, round(math.log(max(context, 64.0), CONTEXT_RATIO))
+
+
+def _distance(one: LoadCosts, other: LoadCosts) -> float:
+    """Doublings of batch and context between two loads."""
+    batches = abs(math.log2(one.batch_size / other.batch_size))
+    return batches + abs(math.log2(max(one.context, 64.0) / max(other.context, 64.0)))
+
+
+def _features(load: LoadCosts, kind: Kind) -> np.ndarray:
+    """What PRIOR_COST is of."""
+    (drafts, verified), size = kind, load.batch_size
+    more = verified - drafts
+    rows = (drafts, size * drafts, more, size * more)
+    return np.array([1.0, size, *rows, size * load.context])

@@ -1,0 +1,100 @@
+"""What the kinds of steps of one load cost: a Kalman filter of their times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+# All are of logarithms, and standard deviations. What the guesses of a load are off by together.
+LEVEL = 2.0
+# What costs change by from step to step: all together (the machine), as a share of what a step is
+# off its cost by, and each by itself. Of a change of the machine, each by itself a share.
+TOGETHER, ALONE, ALONE_IN_JUMP = 0.2, 0.0002, 0.3
+# Deviations below its estimate that a cost may well be.
+HOPE = 1.0
+
+Kind = tuple[int, int]  # of a step: drafts of the MTP layer, drafts that are verified
+# (log seconds of a kind of step at a load, its deviation beside the load's other kinds)
+Guess = Callable[["LoadCosts", Kind], tuple[float, float]]
+
+
+class LoadCosts:
+    """Log seconds of each kind of step of one load, a Kalman filter's estimate.
+
+    A step's log time is its kind's cost x_i and noise. From step to step all x drift together, by
+    much, and each by itself, by little. So a step of one kind moves the estimates of all, and what
+    is learnt of their ratios is learnt from steps near to each other, whatever the machine does.
+    """
+
+    def __init__(self, batch_size: int, context: float, step: int, guess: Guess) -> None:
+        self.batch_size, self.context, self.last_step = batch_size, context, step
+        self._guess = guess
+        self.kinds: dict[Kind, int] = {}
+        self.num_steps: list[int] = []  # that were timed, of each kind
+        self.first: dict[Kind, float] = {}  # seconds of a kind's first step, until its second
+        self.guesses = np.zeros(0)
+        self.mean, self.covariance = np.zeros(0), np.zeros((0, 0))
+
+    def seconds(self, kind: Kind) -> float:
+        i = self.number(kind)
+        return math.exp(self.mean[i])
+
+    def hopeful_seconds(self, kind: Kind) -> float:
+        """As little as it may well be, so that a kind of step that may be good is tried."""
+        deviation = self.deviation(kind, max(self.kinds, key=self._steps_of))
+        return math.exp(self.mean[self.kinds[kind]] - HOPE * deviation)
+
+    def deviation(self, kind: Kind, other: Kind) -> float:
+        """Of the logarithm of the ratio of two costs."""
+        i, j = self.number(kind), self.number(other)
+        of = self.covariance
+        return math.sqrt(max(0.0, of[i, i] + of[j, j] - 2 * of[i, j]))
+
+    def measured(self) -> dict[Kind, int]:
+        """The numbers of the kinds that were timed."""
+        return {kind: i for kind, i in self.kinds.items() if self.num_steps[i]}
+
+    def number(self, kind: Kind) -> int:
+        if kind not in self.kinds:
+            self._add(kind, *self._guess(self, kind))
+        return self.kinds[kind]
+
+    def _steps_of(self, kind: Kind) -> int:
+        return self.num_steps[self.kinds[kind]]
+
+    def _add(self, kind: Kind, guess: float, deviation: float) -> None:
+        """It stands beside the kinds that were timed as its guess stands beside theirs."""
+        measured = [i for i, count in enumerate(self.num_steps) if count]
+        measured = measured or list(range(len(self.kinds)))
+        n = self.kinds[kind] = len(self.kinds)
+        above, known = 0.0, self.covariance
+        self.covariance = np.full((n + 1, n + 1), LEVEL**2)
+        if n:
+            above = float((self.mean - self.guesses)[measured].mean())
+            self.covariance[:n, :n] = known
+            self.covariance[n, :n] = self.covariance[:n, n] = known[measured].mean(axis=0)
+            self.covariance[n, n] = known[np.ix_(measured, measured)].mean()
+        self.covariance[n, n] += deviation**2
+        self.guesses = np.append(self.guesses, guess)
+        self.mean = np.append(self.mean, guess + above)
+        self.num_steps.append(0)
+
+    def drift(self, step: int, noise: float) -> None:
+        """To ``step``, which are counted over all loads."""
+        passed, self.last_step = step - self.last_step, step
+        self.covariance += min(TOGETHER**2 * noise * passed, LEVEL**2)
+        self.covariance.flat[:: len(self.kinds) + 1] += ALONE**2 * passed
+
+    def jump(self, innovation: float) -> None:
+        """The machine has become slower or faster by about so much."""
+        self.covariance += LEVEL**2
+        self.covariance.flat[:: len(self.kinds) + 1] += (ALONE_IN_JUMP * innovation) ** 2
+
+    def observe(self, i: int, innovation: float, noise: float) -> None:
+        """A step of kind number ``i`` took so much more than its cost; ``noise`` is a variance."""
+        gain = self.covariance[i] / (self.covariance[i, i] + noise)
+        self.mean = self.mean + gain * innovation
+        self.covariance = self.covariance - np.outer(gain, self.covariance[i])
+        self.num_steps[i] += 1
