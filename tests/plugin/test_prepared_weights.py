@@ -96,6 +96,21 @@ def test_the_platform_gives_linears_and_heads_packed_weights(layer, x, loaded_pl
     assert head.apply(layer, x.bfloat16()).dtype == layer.weight.dtype
 
 
+def test_the_projection_of_an_mtp_layer_is_packed_and_follows_its_weight(x, loaded_plugins):
+    from sglang.srt.platforms import current_platform
+
+    from sglang_ascend.plugin.cpu.layers import _PREPARED, forget_prepared_weights
+
+    projection = torch.nn.Linear(4, 6)
+    current_platform.post_load_model(Ends(projection))
+    assert is_product(projection(x) - projection.bias, x, projection.weight)
+    assert _PREPARED[projection].dense is projection.weight
+    projection.weight.data.copy_(-projection.weight)
+    assert not is_product(projection(x) - projection.bias, x, projection.weight)
+    forget_prepared_weights()
+    assert is_product(projection(x) - projection.bias, x, projection.weight)
+
+
 @pytest.mark.parametrize("option", [{"use_fp32_lm_head": True}, {"rl_on_policy_target": "fsdp"}])
 def test_a_head_of_another_dtype_is_left_to_sglang(layer, option, loaded_plugins):
     from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod

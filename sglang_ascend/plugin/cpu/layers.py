@@ -6,6 +6,7 @@ A layer of a kind or in a setting that a body here does not compute keeps SGLang
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -140,6 +141,11 @@ class PreparedHead(UnquantizedEmbeddingMethod):
         return linear.linear(x.to(prepared.dense.dtype), prepared, bias)
 
 
+def project(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """For ``torch.nn.Linear.forward``: SGLang's MTP layers join state and token by such a layer."""
+    return linear.linear(x, prepared_weight(self), self.bias)
+
+
 def prepare_layers(model: torch.nn.Module) -> None:
     """Gives ``model``'s unquantized layers these methods; others keep theirs."""
     prepared: dict[type, type] = {UnquantizedLinearMethod: PreparedLinear}
@@ -149,6 +155,8 @@ def prepare_layers(model: torch.nn.Module) -> None:
         method = prepared.get(type(getattr(layer, "quant_method", None)))
         if method is not None:
             layer.quant_method = method()
+        elif type(layer) is torch.nn.Linear:
+            layer.forward = MethodType(project, layer)
 
 
 def _asks_for_another_dtype(module: torch.nn.Module) -> bool:
