@@ -14,7 +14,7 @@ import torch
 from sglang.kernels.fused_op import BaseFusedOp
 from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.layernorm import RMSNorm
-from sglang.srt.layers.logits_processor import LogitsProcessor
+from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
 from sglang.srt.layers.moe.topk import TopK
 from sglang.srt.layers.quantization.unquant import (
     UnquantizedEmbeddingMethod,
@@ -23,10 +23,15 @@ from sglang.srt.layers.quantization.unquant import (
 )
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.rope_variant import DeepseekScalingRotaryEmbedding
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.forward_context import get_attn_backend
+from sglang.srt.models.mimo_mtp import MiMoMTP
+from sglang.srt.runtime_context import get_parallel
 
 from sglang_ascend.ops import layers as ops
 from sglang_ascend.ops import linear
 from sglang_ascend.ops.linear.reference import PreparedWeight
+from sglang_ascend.plugin.attention.backend import attend
 from sglang_ascend.plugin.cpu import experts
 
 
@@ -157,6 +162,8 @@ def prepare_layers(model: torch.nn.Module) -> None:
             layer.quant_method = method()
         elif type(layer) is torch.nn.Linear:
             layer.forward = MethodType(project, layer)
+    if MimoDrafts.serves(model):
+        model.forward = MimoDrafts(model)
 
 
 def _asks_for_another_dtype(module: torch.nn.Module) -> bool:
@@ -164,3 +171,70 @@ def _asks_for_another_dtype(module: torch.nn.Module) -> bool:
     return isinstance(module, LogitsProcessor) and (
         module.use_fp32_lm_head or module.rl_on_policy_target is not None
     )
+
+
+class MimoDrafts:
+    """``MiMoMTP.forward`` of a step's rows: the functions that SGLang's modules call, one after
+    another. At a row or two the modules take longer around the products than these do.
+
+    Of prompts, and of a model that it does not ``serve``, SGLang's forward stays.
+    """
+
+    def __init__(self, model: MiMoMTP) -> None:
+        self.model = model
+        self.of_sglang: Any = model.forward
+
+    @staticmethod
+    def serves(model: torch.nn.Module) -> bool:
+        """One rank has the whole layer, which rotates as ``rotate`` does, and the head's method
+        makes its logits."""
+        return (
+            type(model) is MiMoMTP
+            and get_parallel().tp_size == 1
+            and type(model.model.mtp_block.self_attn.rotary_emb) is RotaryEmbedding
+            and not _asks_for_another_dtype(model.logits_processor)
+        )
+
+    def __call__(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> LogitsProcessorOutput:
+        """input_ids and positions [rows] -> of each request logits, float32 [batch, tokens that a
+        draft can be], and hidden states, [batch, hidden_size]."""
+        mode, given = forward_batch.forward_mode, forward_batch.spec_info
+        last_rows = given.select_index if mode.is_draft_extend_v2() else None
+        if last_rows is None and not mode.is_decode():
+            return self.of_sglang(input_ids, positions, forward_batch)
+        hidden = self._hidden_states(input_ids, positions, forward_batch)
+        if last_rows is not None:
+            hidden = hidden[last_rows]
+        head = self.model.lm_head
+        logits = head.quant_method.apply(head, hidden)[:, : self.model.config.vocab_size]
+        return LogitsProcessorOutput(next_token_logits=logits.float(), hidden_states=hidden)
+
+    def _hidden_states(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> Any:
+        """``MiMoMultiTokenPredictorLayer.forward``: [rows] -> [rows, hidden_size]."""
+        layer, block = self.model.model, self.model.model.mtp_block
+        embeds = layer.embed_tokens.quant_method.embedding(layer.embed_tokens, input_ids)
+        embeds[positions == 0] = 0
+        state = rms_norm(layer.hidden_layernorm, forward_batch.spec_info.hidden_states)
+        token = rms_norm(layer.token_layernorm, embeds)
+        joined = project(layer.input_proj, torch.cat((state, token), dim=-1))
+
+        attention = block.self_attn
+        qkv = _multiply(attention.qkv_proj, rms_norm(block.input_layernorm, joined))
+        q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
+        q, k = rotate(attention.rotary_emb, positions, q, k)
+        k, v = (x.view(len(x), attention.num_kv_heads, attention.head_dim) for x in (k, v))
+        attended = attend(get_attn_backend(), q, k, v, attention.attn, forward_batch, True)
+        attended = _multiply(attention.o_proj, attended)
+
+        normed, residual = rms_norm(block.post_attention_layernorm, attended, joined)
+        gated = silu_and_mul(block.mlp.act_fn, _multiply(block.mlp.gate_up_proj, normed))
+        hidden = _multiply(block.mlp.down_proj, gated) + residual
+        return rms_norm(layer.final_layernorm, hidden)
+
+
+def _multiply(layer: Any, x: torch.Tensor) -> torch.Tensor:
+    return layer.quant_method.apply(layer, x, layer.bias)

@@ -1,0 +1,52 @@
+"""MiMo's MTP layer, whose modules are called one by one where a step drafts, gives SGLang's logits,
+hidden states, keys and values bit for bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from launched_server import greedy
+from server_pairs import TEST_TIMEOUT_S, plain_and_mtp
+from server_pool import ServerPool
+from serving_prompts import lossless_mix
+from watched_acceptance import with_parts
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.timeout(TEST_TIMEOUT_S),
+    pytest.mark.parametrize("model", ["smollm2-mtp"]),
+]
+
+
+def test_a_step_drafts_by_the_forward_that_sglang_has(
+    servers: ServerPool, model_folder: Path, tokenizer, held_out_prompts, tmp_path: Path
+) -> None:
+    config = with_parts(
+        plain_and_mtp(model_folder)[1],
+        "compare_forwards",
+        COMPARED=str(tmp_path),
+        # Rows of one step that the MTP layer skipped are caught up by the next.
+        SGLANG_ASCEND_LOOKUP_DRAFTS="7",
+    )
+    (server,) = servers.get(config)
+    prompts = lossless_mix(tokenizer, held_out_prompts, 64)[::8]
+    server.generate_each(prompts, greedy(24), 3)
+    found = forwards(tmp_path)
+    counts = Counter((mode, batch_size) for mode, _, batch_size, _ in found)
+    print(counts)
+    assert {mode for mode, _ in counts} == {"EXTEND", "DRAFT_EXTEND_V2", "DECODE"}
+    assert min(counts["DRAFT_EXTEND_V2", "3"], counts["DECODE", "1"]) > 5
+    assert {are_equal for *_, are_equal in found} == {"True"}
+    (tmp_path / "mistake").touch()
+    server.generate_each(prompts, greedy(24), 3)
+    assert "True" not in {are_equal for *_, are_equal in forwards(tmp_path)}
+
+
+def forwards(folder: Path) -> list[list[str]]:
+    """Those since the last call."""
+    file = folder / "forwards"
+    lines = file.read_text().splitlines()
+    file.unlink()
+    return [line.split() for line in lines]
