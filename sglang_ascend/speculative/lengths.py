@@ -27,8 +27,7 @@ class UnlikelyChains:
 
     def __call__(self, logits: torch.Tensor) -> bool:
         """``logits`` [batch, tokens that a draft can be] of the last draft. Waits for them."""
-        likeliest = logits.amax(dim=-1) - logits.logsumexp(dim=-1)
-        self._kept = self._kept * likeliest.exp()
+        self._kept = self._kept * logits.softmax(dim=-1).amax(dim=-1)
         return self.agreed(bool(self._kept.mean() < self.least))
 
 
