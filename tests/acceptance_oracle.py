@@ -121,10 +121,7 @@ class AcceptanceOracle:
     ) -> tuple[Tensor, Tensor]:
         """Of each draft of each step, [steps, K]: how far the likeliest draft's logit lies above
         the next one's, and above that of the reply's token. NaN where the reply has ended."""
-        hidden = self.model(torch.tensor([tokens])).last_hidden_state
-        chain = run_chain(
-            self.layer, hidden, torch.tensor([tokens]), self.embedding, self.num_steps
-        )
+        chain = self._chain(torch.tensor([tokens]))
         # The chain behind token `start` is drafted from the hidden state of the token before it.
         slots = torch.tensor([step.start for step in steps]) - 1
         wanted = slots[:, None] + 2 + torch.arange(self.num_steps)
@@ -146,6 +143,12 @@ class AcceptanceOracle:
         verified = [self.num_steps if step.verified is None else step.verified for step in steps]
         is_known &= places < torch.tensor(verified)[:, None]
         return lead.masked_fill(~is_known, torch.nan), behind.masked_fill(~is_known, torch.nan)
+
+    def _chain(self, tokens: Tensor) -> list[Tensor]:
+        """Of each draft, what the head reads of every slot, [1, slots, hidden_size]; `tokens` int64
+        [1, length]."""
+        hidden = self.model(tokens).last_hidden_state
+        return run_chain(self.layer, hidden, tokens, self.embedding, self.num_steps)
 
     def _can_be_drafted(self, known: Sequence[int]) -> Tensor:
         """bool [vocab_size], of a request that has these tokens."""

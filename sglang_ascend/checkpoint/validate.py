@@ -47,7 +47,7 @@ class CheckpointSummary:
 
 
 @dataclass(frozen=True)
-class _Checkpoint:
+class OpenedCheckpoint:
     """One opened folder; `flag` is what the user would change, headers only are read."""
 
     flag: str
@@ -90,15 +90,15 @@ def validate_checkpoint(
         draft_folder = local_folder(draft_path, DRAFT_FLAG)
     has_own_mtp = draft_folder == target_folder
 
-    target = _open(MODEL_FLAG, target_folder, has_own_mtp, trust_remote_code, served)
+    target = open_checkpoint(MODEL_FLAG, target_folder, has_own_mtp, trust_remote_code, served)
     if not skip_tokenizer_init:
         check_tokenizer(target_folder, tokenizer_path)
-    _check_target(target)
+    check_target(target)
     mtp: list[TensorEntry] = []
     if draft_folder is not None:
         draft = target
         if not has_own_mtp:
-            draft = _open(DRAFT_FLAG, draft_folder, True, trust_remote_code, served)
+            draft = open_checkpoint(DRAFT_FLAG, draft_folder, True, trust_remote_code, served)
         mtp = _check_mtp_layer(draft)
         if draft is not target:
             _check_same_width(target, draft)
@@ -109,7 +109,7 @@ def validate_checkpoint(
         mtp_path=draft_folder,
         num_tensors=len(target.tensors),
         num_mtp_tensors=len(mtp),
-        num_bytes=_num_bytes(target.tensors.values()),
+        num_bytes=num_bytes(target.tensors.values()),
         num_bytes_scanned=refuse_not_finite(scanned),
         quantized=target.config.quantized,
     )
@@ -119,20 +119,20 @@ def _tensors_to_scan(
     target: list[TensorEntry], mtp: list[TensorEntry], limit: int
 ) -> set[TensorEntry]:
     """What can be read in seconds: all of it, the MTP layer, or that without its experts."""
-    if _num_bytes(target) <= limit:
+    if num_bytes(target) <= limit:
         return {*target, *mtp}
-    if _num_bytes(mtp) <= limit:
+    if num_bytes(mtp) <= limit:
         return set(mtp)
     return {tensor for tensor in mtp if ".experts." not in tensor.name}
 
 
-def _num_bytes(tensors: Iterable[TensorEntry]) -> int:
+def num_bytes(tensors: Iterable[TensorEntry]) -> int:
     return sum(tensor.num_bytes for tensor in tensors)
 
 
-def _open(
+def open_checkpoint(
     flag: str, folder: Path, needs_mtp: bool, trust_remote_code: bool, served: Collection[str]
-) -> _Checkpoint:
+) -> OpenedCheckpoint:
     """Config and headers of one checkpoint; its family must be known if it is to hold the MTP."""
     config = read_config(folder)
     _refuse_missing_capability(flag, config, served)
@@ -145,7 +145,7 @@ def _open(
     refuse_remote_code(config, family.model_types if family else None, trust_remote_code)
     tensors = read_tensors(folder)
     quantized_modules = modules_of(tensors) if config.quantized else frozenset()
-    return _Checkpoint(flag, folder, config, family, tensors, quantized_modules)
+    return OpenedCheckpoint(flag, folder, config, family, tensors, quantized_modules)
 
 
 def _refuse_missing_capability(flag: str, config: ModelConfig, served: Collection[str]) -> None:
@@ -174,7 +174,7 @@ def _family(flag: str, config: ModelConfig) -> Family:
     )
 
 
-def _check_target(target: _Checkpoint) -> None:
+def check_target(target: OpenedCheckpoint) -> None:
     """Presence and shape of the target's tensors; an unknown family is left to SGLang."""
     if target.family is None:
         return
@@ -189,7 +189,7 @@ def _check_target(target: _Checkpoint) -> None:
         check_shapes(expected, target.tensors, target.config)
 
 
-def _check_mtp_layer(draft: _Checkpoint) -> list[TensorEntry]:
+def _check_mtp_layer(draft: OpenedCheckpoint) -> list[TensorEntry]:
     """The tensors of the MTP layer, all there and of the right shape, its projection not zero."""
     family = _family(draft.flag, draft.config)
     prefix = mtp_prefix(family, draft.config)
@@ -210,7 +210,7 @@ def _check_mtp_layer(draft: _Checkpoint) -> list[TensorEntry]:
     return held
 
 
-def _check_num_mtp_layers(draft: _Checkpoint, has_tensors: bool) -> None:
+def _check_num_mtp_layers(draft: OpenedCheckpoint, has_tensors: bool) -> None:
     field = "num_nextn_predict_layers"
     if not draft.config.fields.get(field):
         remedy = f'set "{field}": 1' if has_tensors else _mtp_remedy(draft)
@@ -224,13 +224,13 @@ def _check_num_mtp_layers(draft: _Checkpoint, has_tensors: bool) -> None:
         )
 
 
-def _mtp_remedy(draft: _Checkpoint) -> str:
+def _mtp_remedy(draft: OpenedCheckpoint) -> str:
     if draft.flag == DRAFT_FLAG:
         return "pass a folder that holds a complete MTP layer"
     return f"pass a checkpoint with a complete MTP layer, or the folder of one as {DRAFT_FLAG}"
 
 
-def _check_same_width(target: _Checkpoint, draft: _Checkpoint) -> None:
+def _check_same_width(target: OpenedCheckpoint, draft: OpenedCheckpoint) -> None:
     """The MTP layer reads the target's hidden states and shares its embedding and head."""
     for field in ("hidden_size", "vocab_size"):
         if target.config.size(field) != draft.config.size(field):
