@@ -117,13 +117,17 @@ SERVED_ONLY = {
         CHATML,
     ),
 }
-# No family of its own: it is served as MiMo.
-LLAMA = {"LlamaForCausalLM": ("Llama", GROUPED, CHATML)}
+# Without an MTP layer: models that draft for others, of which a Llama or Qwen2 may become a MiMo.
+PLAIN = {
+    "LlamaForCausalLM": ("Llama", GROUPED, CHATML),
+    "Qwen2ForCausalLM": ("Qwen2", GROUPED, CHATML),
+    "Qwen3ForCausalLM": ("Qwen3", GROUPED | {"head_dim": 8}, CHATML),
+}
 
 
 def write_target(path: Path, family: str, **changes: object) -> Path:
     """A random checkpoint of `family` without an MTP layer; `changes` overrule its config."""
-    name, fields, template = (FAMILIES | SERVED_ONLY | LLAMA)[family]
+    name, fields, template = (FAMILIES | SERVED_ONLY | PLAIN)[family]
     words = models.WordLevel({word: i for i, word in enumerate(WORDS)}, "<unk>")
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -38,6 +38,8 @@ def _register() -> None:
     require_supported_versions()
 
     from sglang_ascend.plugin.attention.registration import register_attention
+    from sglang_ascend.plugin.device import device_profile
+    from sglang_ascend.plugin.draft_model.algorithm import register_draft_model
     from sglang_ascend.plugin.hooks.registration import hooked_from_the_start, register_hooks
     from sglang_ascend.plugin.mtp.algorithm import register_mtp
     from sglang_ascend.plugin.npu.waits import log_waits
@@ -45,6 +47,8 @@ def _register() -> None:
     from sglang_ascend.plugin.startup_checks import register_startup_checks
 
     register_mtp()
+    if device_profile().emulates:
+        register_draft_model()
     register_attention()
     register_quantization()
     register_startup_checks()

@@ -1,4 +1,4 @@
-"""What a start settles first: SGLang's own names for MTP are served as MTP on our CPU platform; a
+"""What a start settles first: SGLang's own names are served as ours on our CPU platform; a
 checkpoint is refused before SGLang reads its config.json, and fails on it with a traceback; and so
 is a trace folder that no process could write to.
 """
@@ -21,10 +21,10 @@ from sglang_ascend.plugin.hooks.registration import (
     require_hooks,
     tell_processes,
 )
-from sglang_ascend.speculative.config import NAME
+from sglang_ascend.speculative.config import DRAFT_MODEL, NAME, STANDALONE
 
-# SGLang's names for a drafted chain or tree; it serves neither on a CPU.
-SERVED_AS_MTP = ("NEXTN", "EAGLE")
+# SGLang's names, which it does not serve on a CPU and reserves, and ours.
+SERVED_AS = {"NEXTN": NAME, "EAGLE": NAME, STANDALONE: DRAFT_MODEL}
 
 logger = logging.getLogger(__name__)
 
@@ -36,51 +36,77 @@ def register_startup_checks() -> None:
     def before_the_model_is_read(server_args: Any, previous: Callable[[Any], None]) -> None:
         previous(server_args)
         if device_profile().emulates:
-            serve_as_mtp(server_args)
-        serves_mtp = str(resolving_view(server_args).speculative_algorithm).upper() == NAME
-        tell_processes(serves_mtp)
-        if serves_mtp or hooked_from_the_start():
+            serve_as_ours(server_args)
+        algorithm = _algorithm(server_args)
+        tell_processes(serves_mtp=algorithm == NAME)
+        if algorithm == NAME or hooked_from_the_start():
             apply_hooks()
             require_hooks()
-        if serves_mtp:
+        if algorithm in (NAME, DRAFT_MODEL):
             refuse_bad_checkpoint(server_args)
 
 
-def serve_as_mtp(server_args: Any) -> None:
+def _algorithm(server_args: Any) -> str:
+    return str(resolving_view(server_args).speculative_algorithm).upper()
+
+
+def serve_as_ours(server_args: Any) -> None:
     """Changes SGLang's name to ours, for the same defaults, refusals, relay and KV reserve."""
-    asked = str(resolving_view(server_args).speculative_algorithm).upper()
-    if asked in SERVED_AS_MTP:
-        declare_resolution(server_args, "sglang_ascend", speculative_algorithm=NAME)
-        logger.info("--speculative-algorithm %s is served as %s on this platform.", asked, NAME)
+    asked = _algorithm(server_args)
+    if (ours := SERVED_AS.get(asked)) is not None:
+        declare_resolution(server_args, "sglang_ascend", speculative_algorithm=ours)
+        logger.info("--speculative-algorithm %s is served as %s on this platform.", asked, ours)
 
 
 def refuse_bad_checkpoint(server_args: Any) -> None:
     """SGLang reads config.json long before an algorithm is asked. Raises StartupRefused."""
     if server_args.load_format == "dummy":
         return
-    from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
-    from sglang_ascend.checkpoint.capabilities import INDEXED
+    from sglang_ascend.checkpoint import CheckpointError
 
-    # DeepSeek-V3.2: SGLang's own worker has it, which serves on CUDA.
-    served = () if device_profile().runs_step else (INDEXED,)
+    validate = _validate_draft_model if _algorithm(server_args) == DRAFT_MODEL else _validate
     try:
-        checked = validate_checkpoint(
-            server_args.model_path,
-            server_args.speculative_draft_model_path,
-            tokenizer_path=server_args.tokenizer_path,
-            skip_tokenizer_init=server_args.skip_tokenizer_init,
-            trust_remote_code=server_args.trust_remote_code,
-            served=served,
-        )
+        is_checked = validate(server_args)
     except CheckpointError as error:
         raise StartupRefused(str(error)) from None
-    if checked is not None and server_args.trust_remote_code:
+    if is_checked and server_args.trust_remote_code:
         declare_resolution(server_args, "sglang_ascend", trust_remote_code=False)
         logger.info(
             "--trust-remote-code is left out: SGLang has the classes of %s, and no Python file of "
             "the checkpoint is run.",
             server_args.model_path,
         )
+
+
+def _validate(server_args: Any) -> bool:
+    """Of an MTP layer; whether the target lies on this machine. Raises CheckpointError."""
+    from sglang_ascend.checkpoint import validate_checkpoint
+    from sglang_ascend.checkpoint.capabilities import INDEXED
+
+    # DeepSeek-V3.2: SGLang's own worker has it, which serves on CUDA.
+    served = () if device_profile().runs_step else (INDEXED,)
+    checked = validate_checkpoint(
+        server_args.model_path,
+        server_args.speculative_draft_model_path,
+        tokenizer_path=server_args.tokenizer_path,
+        skip_tokenizer_init=server_args.skip_tokenizer_init,
+        trust_remote_code=server_args.trust_remote_code,
+        served=served,
+    )
+    return checked is not None
+
+
+def _validate_draft_model(server_args: Any) -> bool:
+    """As ``_validate``, of a model that drafts."""
+    from sglang_ascend.checkpoint.draft_model import validate_draft_model
+
+    validate_draft_model(
+        server_args.model_path,
+        server_args.speculative_draft_model_path,
+        tokenizer_path=server_args.tokenizer_path,
+        trust_remote_code=server_args.trust_remote_code,
+    )
+    return True
 
 
 def refuse_bad_trace_folder() -> None:

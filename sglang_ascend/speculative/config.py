@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NAME = "MTP"  # --speculative-algorithm
+# What SGLang calls a separate small model that drafts, and its name where our step runs it.
+STANDALONE, DRAFT_MODEL = "STANDALONE", "DRAFT_MODEL"
 DEFAULT_NUM_STEPS = 3
 # Fused attention on Ascend serves at most 16 query rows per request and verify has K+1 of them.
 MAX_NUM_STEPS = 15
@@ -34,7 +36,7 @@ def resolve_config(
     """
     if topk not in (None, 1):
         raise MTPConfigError(
-            f"--speculative-eagle-topk {topk} asks for a tree, but MTP verifies a chain: "
+            f"--speculative-eagle-topk {topk} asks for a tree, but a step verifies a chain: "
             "set it to 1 or leave it out."
         )
     if num_steps is None:

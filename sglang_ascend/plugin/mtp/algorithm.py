@@ -137,8 +137,9 @@ def register_mtp() -> None:
         return EAGLEWorkerV2
 
 
-def validate_server_args(server_args: Any) -> None:
-    """Refuses what MTP cannot serve, before any weight is read. Raises StartupRefused."""
+def validate_server_args(server_args: Any, asked: str = NAME) -> None:
+    """Refuses what the step cannot serve under the name ``asked``, before any weight is read.
+    Raises StartupRefused."""
     refuse_bad_trace_folder()
     num_draft_tokens = _resolve(server_args).num_draft_tokens
     lossy_acceptance.refuse_bad_policy(server_args)
@@ -154,9 +155,7 @@ def validate_server_args(server_args: Any) -> None:
         unsupported |= _unsupported_on_npu(server_args)
         if server_args.moe_a2a_backend == DEEPEP:
             unsupported |= unsupported_with_deepep(server_args)
-    for flag, given in unsupported.items():
-        if given:
-            raise StartupRefused(f"{flag} is not served with --speculative-algorithm MTP: drop it.")
+    refuse_given(unsupported, asked)
     refuse_uneven_heads(server_args)
     # SGLang looks next whether its own worker could do it, which is not the one that will.
     server_args.speculative_adaptive = False
@@ -168,6 +167,15 @@ def validate_server_args(server_args: Any) -> None:
         enable_write_after_read_barrier()
     if device_profile().runs_step:
         refuse_missing_engine(server_args)
+
+
+def refuse_given(unsupported: dict[str, bool], asked: str) -> None:
+    """Raises StartupRefused for the first that was given."""
+    for flag, given in unsupported.items():
+        if given:
+            raise StartupRefused(
+                f"{flag} is not served with --speculative-algorithm {asked}: drop it."
+            )
 
 
 def _resolve(server_args: Any) -> MTPConfig:
