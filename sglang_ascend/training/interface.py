@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,3 +99,14 @@ def run_chain(
         state = layer(state, inputs, slots + step - 1, cache)
         outputs.append(state)
     return outputs
+
+
+def in_dtype(layer: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    """`layer`, or a copy whose parameters have `dtype`; buffers, such as the rotary frequencies,
+    stay as they are."""
+    if dtype == torch.float32:
+        return layer
+    worker = copy.deepcopy(layer)
+    for parameter in worker.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return worker

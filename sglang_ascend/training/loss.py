@@ -128,7 +128,7 @@ def chain_loss(
     hidden: Tensor,
     tokens: Tensor,
     rows: tuple[Tensor, Tensor],
-    head: Tensor,
+    heads: tuple[Tensor, Tensor],
     vocabulary: Tensor,
     config: LossConfig,
     on_policy: bool = False,
@@ -141,7 +141,8 @@ def chain_loss(
         tokens: int64 [batch, length].
         rows: (sequence, position) index pairs; position p asks for the distribution of token
             p + 1, which step k predicts from slot p - k. Every p must be at least num_steps.
-        head: [len(vocabulary), hidden_size], the frozen head's rows for `vocabulary`.
+        heads: the target's and the drafts', [len(vocabulary), hidden_size] each, the frozen rows
+            for `vocabulary`; twice the same for an MTP layer.
         vocabulary: int64 sorted ids the softmax is restricted to; holds every label token.
         on_policy: whether rows count by `on_policy_weights` of the drafts that are made here,
             rather than all alike.
@@ -151,10 +152,10 @@ def chain_loss(
     with torch.no_grad():
         teacher = Teacher(
             torch.searchsorted(vocabulary, tokens[sequence, position + 1]),
-            F.linear(wanted, head).float().softmax(-1),
+            F.linear(wanted, heads[0]).float().softmax(-1),
         )
     chosen = [outputs[step][sequence, position - step - 1] for step in range(config.num_steps)]
-    drafts = [F.linear(output, head).float().log_softmax(-1) for output in chosen]
+    drafts = [F.linear(output, heads[1]).float().log_softmax(-1) for output in chosen]
     weights: list[Tensor | None] = [None] * config.num_steps
     if on_policy:
         accepted = [log_q.argmax(-1) == teacher.labels for log_q in drafts]

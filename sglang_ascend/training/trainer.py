@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from sglang_ascend.training.data import (
     load_shards,
     pass_order,
 )
-from sglang_ascend.training.interface import run_chain
+from sglang_ascend.training.interface import in_dtype, run_chain
 from sglang_ascend.training.loss import LossConfig, chain_loss
 from sglang_ascend.training.muon import Muon
 
@@ -58,8 +57,9 @@ class TrainConfig:
 class Trainer:
     """Trains `layer` on shards; every state it needs to go on lies in its checkpoint folder.
 
-    It computes where layer, embedding and head lie. Shards, the log and the checkpoint are the
-    CPU's, and a checkpoint goes on on any device.
+    `head` is the target's, and that of the drafts too unless they have a `draft_head`. None of them
+    is trained, nor is `embedding`. It computes where they lie. Shards, the log and the checkpoint
+    are the CPU's, and a checkpoint goes on on any device.
     """
 
     def __init__(
@@ -71,12 +71,14 @@ class Trainer:
         out: Path,
         config: TrainConfig,
         loss: LossConfig,
+        draft_head: Tensor | None = None,
     ) -> None:
         self.config, self.loss = config, loss
         self.dtype = config.torch_dtype
-        self.layer, self.worker = layer, _in_dtype(layer, self.dtype)
+        self.layer, self.worker = layer, in_dtype(layer, self.dtype)
         self.device = embedding.device
         self.embedding, self.head = embedding.to(self.dtype), head.to(self.dtype)
+        self.draft_head = self.head if draft_head is None else draft_head.to(self.dtype)
         self.data, self.out = data, out
         self.optimizers = _optimizers(layer, config)
         self.average = {name: value.detach().clone() for name, value in layer.named_parameters()}
@@ -125,7 +127,9 @@ class Trainer:
         self.shards = shards
         seed = self.config.seed * 1000 + self.pass_number
         self.batches = pass_order(self.sequences, self.config.tokens_per_batch, seed)
-        count, vocab_size = self.config.loss_vocabulary, len(self.head)
+        # Rows behind the last token are padding, of which each head may have a number of its own.
+        count = self.config.loss_vocabulary
+        vocab_size = min(len(self.head), len(self.draft_head))
         self.frequent = frequent_tokens(self.sequences, count, vocab_size).to(self.device)
 
     def _own(self, shards: list[str]) -> list[str]:
@@ -141,7 +145,7 @@ class Trainer:
         tokens, hidden, rows = collate(batch, self.loss.num_steps, self.dtype, self.device)
         labels = tokens[rows[0], rows[1] + 1]
         vocabulary = self._joined(torch.cat([self.frequent, labels]).unique())
-        head = self.head[vocabulary]
+        heads = self.head[vocabulary], self.draft_head[vocabulary]
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * self._rate()
@@ -149,7 +153,7 @@ class Trainer:
         outputs = run_chain(self.worker, hidden, tokens, self.embedding, self.loss.num_steps)
         on_policy = self.step >= self.config.max_steps - self.config.on_policy_steps
         total, losses = chain_loss(
-            outputs, hidden, tokens, rows, head, vocabulary, self.loss, on_policy
+            outputs, hidden, tokens, rows, heads, vocabulary, self.loss, on_policy
         )
         total.backward()
         self._return_gradients(len(rows[0]))
@@ -264,17 +268,6 @@ def read_average(out: Path) -> dict[str, Tensor]:
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _in_dtype(layer: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
-    """`layer`, or a copy whose parameters have `dtype`; buffers, such as the rotary frequencies,
-    stay as they are."""
-    if dtype == torch.float32:
-        return layer
-    worker = copy.deepcopy(layer)
-    for parameter in worker.parameters():
-        parameter.data = parameter.data.to(dtype)
-    return worker
 
 
 def _optimizers(layer: torch.nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:

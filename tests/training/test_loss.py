@@ -59,13 +59,14 @@ def distance(kind, p, q, label, share):
     }[kind]
 
 
-def distances(kind, outputs, hidden, tokens, rows, head, eta=3.0):
+def distances(kind, outputs, hidden, tokens, rows, head, eta=3.0, draft_head=None):
     """The mean over the rows for each step, element by element."""
+    draft_head = head if draft_head is None else draft_head
     means = []
     for step, output in enumerate(outputs, start=1):
         cases = []
         for sequence, position in zip(*(part.tolist() for part in rows), strict=True):
-            q = softmax((head.double() @ output[sequence, position - step].double()).tolist())
+            q = softmax((draft_head.double() @ output[sequence, position - step].double()).tolist())
             p = softmax((head.double() @ hidden[sequence, position].double()).tolist())
             cases.append((p, q, tokens[sequence, position + 1].item()))
         overlaps = [sum(map(min, p, q)) for p, q, _ in cases]
@@ -79,7 +80,7 @@ def test_the_loss_equals_a_loop_over_rows_and_steps(kind):
     outputs, hidden, tokens, rows, head = example()
     config = LossConfig(2, 0.6, kind, hidden_weight=0.0)
     every = torch.arange(VOCABULARY)
-    total, losses = chain_loss(outputs, hidden, tokens, rows, head, every, config)
+    total, losses = chain_loss(outputs, hidden, tokens, rows, (head, head), every, config)
     expected = distances(kind, outputs, hidden, tokens, rows, head)
     assert losses == pytest.approx(expected, rel=1e-5)
     assert total.item() == pytest.approx((expected[0] + 0.6 * expected[1]) / 1.6, rel=1e-5)
@@ -87,8 +88,20 @@ def test_the_loss_equals_a_loop_over_rows_and_steps(kind):
     assert losses != pytest.approx(misaligned, rel=1e-2)
     others = [LossConfig(2, 0.6, other, hidden_weight=0.0) for other in LOSSES if other != kind]
     for other in others:  # control: no two distances are the same
-        wrong = chain_loss(outputs, hidden, tokens, rows, head, every, other)[0]
+        wrong = chain_loss(outputs, hidden, tokens, rows, (head, head), every, other)[0]
         assert total.item() != pytest.approx(wrong.item(), rel=1e-3)
+
+
+def test_drafts_may_have_a_head_of_their_own():
+    """Of another width too, as a draft model's is."""
+    outputs, hidden, tokens, rows, head = example()
+    generator = torch.Generator().manual_seed(5)
+    outputs = [output[..., :-1] for output in outputs]
+    own = torch.randn(len(head), head.shape[1] - 1, generator=generator)
+    config, every = LossConfig(2, kind="kl", hidden_weight=0.0), torch.arange(VOCABULARY)
+    _, losses = chain_loss(outputs, hidden, tokens, rows, (head, own), every, config)
+    expected = distances("kl", outputs, hidden, tokens, rows, head, draft_head=own)
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -127,7 +140,7 @@ def test_labels_are_found_in_a_restricted_vocabulary():
     vocabulary = torch.cat([tokens[rows[0], rows[1] + 1], torch.tensor([0, 9])]).unique()
     config = LossConfig(2, 0.6, "ce", hidden_weight=0.0)
     part = head[vocabulary]
-    _, losses = chain_loss(outputs, hidden, tokens, rows, part, vocabulary, config)
+    _, losses = chain_loss(outputs, hidden, tokens, rows, (part, part), vocabulary, config)
     full = distances("ce", outputs, hidden, tokens, rows, head)
     assert all(value <= whole + 1e-6 for value, whole in zip(losses, full, strict=True))
 
@@ -188,8 +201,10 @@ def test_on_policy_the_loss_is_the_mean_over_what_is_verified():
             outputs[0][sequence, position - 1] = 50 * head[label] / head[label].norm()
     vocabulary = torch.arange(VOCABULARY)
     config = LossConfig(num_steps=2, hidden_weight=0, replay=1.0)
-    _, losses = chain_loss(outputs, hidden, tokens, rows, head, vocabulary, config, on_policy=True)
-    _, alike = chain_loss(outputs, hidden, tokens, rows, head, vocabulary, config)
+    _, losses = chain_loss(
+        outputs, hidden, tokens, rows, (head, head), vocabulary, config, on_policy=True
+    )
+    _, alike = chain_loss(outputs, hidden, tokens, rows, (head, head), vocabulary, config)
     first = outputs[0][rows[0], rows[1] - 1] @ head.T
     right = (first.argmax(-1) == tokens[rows[0], rows[1] + 1]).tolist()
     chains = {
@@ -202,7 +217,7 @@ def test_on_policy_the_loss_is_the_mean_over_what_is_verified():
     ]
     assert 0 < len(reached) < len(right)
     few = (rows[0][reached], rows[1][reached])
-    _, alone = chain_loss(outputs, hidden, tokens, few, head, vocabulary, config)
+    _, alone = chain_loss(outputs, hidden, tokens, few, (head, head), vocabulary, config)
     assert losses[1] == pytest.approx(alone[1], rel=1e-5)
     assert losses[0] == pytest.approx(alike[0], rel=1e-5)
     assert losses[1] != pytest.approx(alike[1], rel=1e-2)
