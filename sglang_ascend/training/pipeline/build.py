@@ -2,171 +2,44 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from sglang_ascend.bench.rounds import TASKS
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME as VOCABULARY
 from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
-from sglang_ascend.training import provenance
-from sglang_ascend.training.acceptance import Output, evaluate
+from sglang_ascend.training.acceptance import evaluate
 from sglang_ascend.training.draft_vocabulary import frequent_ids, write_draft_vocabulary
 from sglang_ascend.training.export import export
-from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
-from sglang_ascend.training.generation.outputs import greedy_outputs, load_outputs, save_outputs
-from sglang_ascend.training.generation.prompt_files import read_prompts
-from sglang_ascend.training.generation.prompts import prompt_key
-from sglang_ascend.training.generation.text import write_text_shards
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.pipeline.options import Options
-from sglang_ascend.training.pipeline.plots import acceptance_plot, loss_plot
-from sglang_ascend.training.pipeline.stages import Stage, Stages, write_json
-from sglang_ascend.training.pipeline.watch import FILE_NAME as ACCEPTANCE_LOG
-from sglang_ascend.training.pipeline.watch import Watch
-from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.pipeline.replies import RepliesPipeline, Work
+from sglang_ascend.training.pipeline.stages import Stage, write_json
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import own_layer, started_layer, trained_layer
-from sglang_ascend.training.trainer import CHECKPOINT, TrainConfig, Trainer
-from sglang_ascend.training.vocabulary.sources import parse_sources
+from sglang_ascend.training.trainer import Trainer
 
-HELD_OUT = "held-out.safetensors"
 ROUND_SHARE = 4  # of the training are an on-policy round's steps
-PASSES = 5  # over the sampled tokens, where --max-steps does not say
-LOOKS = 20  # at the acceptance while the layer trains
-HOLD_OUT_EVERY, MAX_HELD_OUT = 20, 40  # of the user's prompts, where --held-out names none
 
 
-class Pipeline:
-    """One folder `out`, from the target to `out`/model.
+class Pipeline(RepliesPipeline):
+    """Of an MTP layer, which is joined with its target."""
 
-    Raises:
-        CheckpointError: the target lacks something, or cannot be trained or served.
-        ValueError: a file or an option cannot be used.
-    """
+    options: Options
 
-    def __init__(
-        self, folder: Path, out: Path, options: Options, say: Callable[[str], object]
-    ) -> None:
-        self.target = Target.open(
-            folder, may_be_quantized=True, device=torch.device(options.device)
-        )
-        self.target.check_whole()
-        self.out, self.options, self.say = out, options, say
-        self.data, self.run_folder, self.model = out / "data", out / "run", out / "model"
-        self.prompts, self.held_out = self._split_prompts()
-        self.sources = parse_sources(list(options.text))
-        self.stages = Stages(out)
-        self.stages.check([self._replies(), self._text(), self._training(None)])
-
-    def _split_prompts(self) -> tuple[list[str] | None, list[dict[str, str]]]:
-        """The prompts to train on, None for the templates', and those that are held out."""
-        options = self.options
-        rows = read_prompts(options.prompts) if options.prompts else None
-        if options.held_out:
-            held_out = read_prompts(options.held_out)
-        elif rows is None:
-            held_out = read_prompts(TASKS)
-        elif len(rows) < 2:
-            raise ValueError(f"{options.prompts} has one prompt: write more, or name --held-out.")
-        else:
-            held_out = rows[:: min(HOLD_OUT_EVERY, len(rows))][:MAX_HELD_OUT]
-        apart = {prompt_key(row["prompt"]) for row in held_out}
-        if rows is None:
-            return None, held_out
-        kept = [row["prompt"] for row in rows if prompt_key(row["prompt"]) not in apart]
-        if not kept:
-            raise ValueError(f"{options.prompts} holds no prompt that is not held out: write more.")
-        return kept, held_out
-
-    def run(self) -> dict[str, Any]:
-        """Every stage that is not done; returns what `evaluate` found."""
-        steps: list[tuple[Callable[[], Stage], Callable[[], object]]] = [
-            (self._held_out_replies, self._write_held_out),
-            (self._replies, self._generate),
-            *([(self._text, self._read_text)] if self.sources else []),
+    def _further(self) -> list[Work]:
+        return [
             (lambda: self._training(self._max_steps()), self._train),
             (self._draft_vocabulary, self._write_vocabulary),
             (lambda: Stage("evaluate", again=True), self._evaluate),
             (lambda: Stage("export", again=True), self._export),
         ]
-        for number, (stage_of, work) in enumerate(steps, start=1):
-            stage = stage_of()
-            self.stages.check([stage])
-            done = self.stages.is_done(stage)
-            self.say(f"{number}/{len(steps)} {stage.name}" + (": done before" if done else ""))
-            if not done:
-                self.stages.begin(stage)
-                work()
-                self.stages.finish(stage, self._written(stage.name))
-            self.stages.pass_by(stage)
-        return provenance.read_json(self.out / "acceptance.json")
-
-    def _written(self, stage: str) -> list[Path]:
-        """What stages behind `stage` go on from."""
-        files = {
-            "held-out replies": [self.out / HELD_OUT],
-            "generate": sorted(self.data.glob("shard-*.safetensors")),
-            "text": sorted(self.data.glob("text-*.safetensors")),
-            "train": [self.run_folder / CHECKPOINT],
-            "export": sorted(self.model.iterdir()) if self.model.exists() else [],
-        }
-        return files.get(stage, [])
-
-    @cached_property
-    def target_hashes(self) -> dict[str, str]:
-        """Of config.json and every file with weights."""
-        files = {entry.file for entry in self.target.tensors.values()}
-        paths = [self.target.folder / "config.json", *sorted(files)]
-        return provenance.hashes(paths)
-
-    def _source(self) -> dict[str, Any]:
-        """What every stage depends on."""
-        held_out = provenance.digest([row["prompt"] for row in self.held_out])
-        return {"TARGET": provenance.digest(self.target_hashes), "--held-out": held_out}
-
-    def _held_out_replies(self) -> Stage:
-        fixed = {**self._source(), "--max-new-tokens": self.options.max_new_tokens}
-        return Stage("held-out replies", fixed, again=True)
-
-    def _replies(self) -> Stage:
-        options = self.options
-        fixed = {
-            **self._source(),
-            "--prompts": provenance.digest(self.prompts),
-            "--temperature-mix": options.temperature_mix,
-            "--own-share": options.own_share,
-            "--max-length": options.max_length,
-            "--max-new-tokens": options.max_new_tokens,
-            "--seed": options.seed,
-        }
-        return Stage("generate", fixed, {"--tokens": options.tokens})
-
-    def _text(self) -> Stage:
-        files = {source.path.name: source.sha256() for source in self.sources}
-        fixed = {
-            "TARGET": provenance.digest(self.target_hashes),
-            "--text": provenance.digest(files),
-            "--max-length": self.options.max_length,
-        }
-        return Stage("text", fixed, {"--text-tokens": self.options.text_tokens})
 
     def _training(self, max_steps: int | None) -> Stage:
         options = self.options
         fixed = {
+            **self._shared_training(),
             "--init": options.init,
-            "--loss": options.loss,
-            "--num-steps": options.num_steps,
-            "--learning-rate": options.learning_rate,
-            "--muon-rate": options.muon_rate,
-            "--tokens-per-batch": options.tokens_per_batch,
-            "--dtype": options.dtype,
             "--replay": options.replay,
         }
         grows = {"--on-policy-rounds": options.on_policy_rounds}
@@ -175,76 +48,17 @@ class Pipeline:
     def _draft_vocabulary(self) -> Stage:
         return Stage("vocabulary", {"--vocabulary": self.options.vocabulary}, again=True)
 
-    def _max_steps(self) -> int:
-        found = provenance.generated(self.data)
-        tokens = found["sampled_tokens"] + found["text_tokens"]
-        derived = max(20, PASSES * tokens // self.options.tokens_per_batch)
-        return self.options.max_steps or derived
-
-    def _write_held_out(self) -> None:
-        outputs = greedy_outputs(self.target, self.held_out, self.options.max_new_tokens)
-        save_outputs(self.out / HELD_OUT, outputs)
-
-    def _held_out_outputs(self) -> list[Output]:
-        return load_outputs(self.out / HELD_OUT)
-
-    def _generate(self) -> None:
-        options = self.options
-        per_shard = min(128, max(4, options.tokens // 512))
-        config = GenerateConfig(
-            rows=min(96, 2 * per_shard),
-            max_length=options.max_length,
-            max_reply_tokens=options.max_new_tokens,
-            own_prompt_share=options.own_share,
-            reply_temperatures=options.temperature_mix,
-            sequences_per_shard=per_shard,
-            seed=options.seed,
-            dtype=options.dtype,
-        )
-        excluded = {prompt_key(row["prompt"]) for row in self.held_out}
-        generate_shards(self.target, self.data, config, excluded, options.tokens, self.prompts)
-        made = provenance.generated(self.data)["sampled_tokens"]
-        if not made:
-            raise ValueError("no reply was worth keeping: give other --prompts.")
-        if made < options.tokens:
-            self.say(
-                f"    --prompts gave {made:,} of {options.tokens:,} tokens: write more of them"
-            )
-
-    def _read_text(self) -> None:
-        options = self.options
-        length, tokens = options.max_length, options.text_tokens
-        dtype = getattr(torch, options.dtype)
-        write_text_shards(self.target, self.data, self.sources, length, tokens, dtype)
-
     def _train(self) -> None:
         options, steps = self.options, self._max_steps()
         further = options.on_policy_rounds * max(1, steps // ROUND_SHARE)
-        steps += further
         self.stages.check_files("generate", "text")
         layer = started_layer(
             self.target, self.data, self.run_folder, options.seed, from_scratch=options.init
         )
-        config = TrainConfig(
-            max_steps=steps,
-            on_policy_steps=further,
-            tokens_per_batch=options.tokens_per_batch,
-            learning_rate=options.learning_rate,
-            muon_rate=options.muon_rate,
-            warmup_steps=min(20, max(1, steps // 10)),
-            checkpoint_steps=min(20, max(1, steps // LOOKS)),
-            seed=options.seed,
-            dtype=options.dtype,
-        )
+        config = self._train_config(steps + further, further)
         loss = LossConfig(options.num_steps, kind=options.loss, replay=options.replay)
         embedding, head = self.target.embedding_and_head()
-        trainer = Trainer(layer, embedding, head, self.data, self.run_folder, config, loss)
-        watch = Watch(layer, self._held_out_outputs(), options.num_steps, max(5, steps // LOOKS))
-        trainer.run(watch)
-        log = provenance.read_log(self.run_folder / "log.jsonl")
-        looks = provenance.read_log(self.run_folder / ACCEPTANCE_LOG)
-        (self.out / "loss.svg").write_text(loss_plot(log), encoding="utf-8")
-        (self.out / "acceptance.svg").write_text(acceptance_plot(log, looks), encoding="utf-8")
+        self._run(Trainer(layer, embedding, head, self.data, self.run_folder, config, loss))
 
     def _write_vocabulary(self) -> None:
         from transformers import AutoTokenizer
@@ -270,28 +84,11 @@ class Pipeline:
             report["the target's own layer"] = figures(own_layer(self.target))
         write_json(self.out / "acceptance.json", report)
 
-    def _export(self) -> None:
-        part = self.out / "model.part"
-        shutil.rmtree(part, ignore_errors=True)
-        export(self.target, trained_layer(self.target, self.run_folder), part)
-        (part / VOCABULARY).unlink(missing_ok=True)  # the target's, of another layer
+    def _write_model(self, folder: Path) -> None:
+        export(self.target, trained_layer(self.target, self.run_folder), folder)
+        (folder / VOCABULARY).unlink(missing_ok=True)  # the target's, of another layer
         if (self.out / VOCABULARY).exists():
-            shutil.copyfile(self.out / VOCABULARY, part / VOCABULARY)
-        write_json(part / "provenance.json", self._provenance(part))
-        shutil.rmtree(self.model, ignore_errors=True)
-        part.rename(self.model)
+            shutil.copyfile(self.out / VOCABULARY, folder / VOCABULARY)
 
-    def _provenance(self, model: Path) -> dict[str, Any]:
-        files = [self.options.prompts, self.options.held_out, *(s.path for s in self.sources)]
-        return {
-            "model": f"MTP layer of {self.target.folder.resolve().name}",
-            **provenance.record(self.data, self.run_folder),
-            "options": json.loads(json.dumps(asdict(self.options), default=str)),
-            "acceptance": provenance.read_json(self.out / "acceptance.json"),
-            "sha256": {
-                "target": self.target_hashes,
-                "prompts and text": provenance.hashes(path for path in files if path),
-                "data": provenance.hashes(sorted(self.data.glob("*.safetensors"))),
-                "model": provenance.hashes(sorted(model.iterdir())),
-            },
-        }
+    def _name(self) -> str:
+        return f"MTP layer of {self.target.folder.resolve().name}"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from sglang_ascend.bench.options import refusals
 from sglang_ascend.training.pipeline import options as asked
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sglang_ascend.training.pipeline.replies import RepliesPipeline
 
 NOT_OPTIONS = ("target", "out", "threads")
 DTYPES = ("float32", "bfloat16")
@@ -58,14 +63,33 @@ def train_mtp(
     """
     options = {name: value for name, value in locals().items() if name not in NOT_OPTIONS}
     with refusals(), full_disk(out):
-        options["temperature_mix"] = _temperatures(temperature_mix)
-        options["text"] = tuple(text or ())
-        options["text_tokens"] = (text_tokens or tokens) if text else 0
-        if own_share is None:
-            options["own_share"] = 0.0 if prompts else 0.6
-        if dtype not in (None, *DTYPES):
-            raise ValueError(f"--dtype {dtype!r} is none of {', '.join(DTYPES)}.")
-        _train(target, out, options, threads)
+        settle(options)
+        report = run(out, options, threads, lambda say: _pipeline(target, out, options, say))
+    served = "python -m sglang.launch_server --speculative-algorithm MTP --model-path"
+    tell(report, f"{served} {out / 'model'}")
+    typer.echo(out / "model")
+
+
+def _pipeline(
+    target: Path, out: Path, options: dict[str, Any], say: Callable[[str], object]
+) -> RepliesPipeline:
+    from sglang_ascend.training.pipeline.build import Pipeline
+
+    return Pipeline(target, out, asked.Options(**options), say)
+
+
+def settle(options: dict[str, Any]) -> None:
+    """What follows from other options, in place. Raises ValueError."""
+    options["temperature_mix"] = _temperatures(options["temperature_mix"])
+    options["text"] = tuple(options["text"] or ())
+    if not options["text"]:
+        options["text_tokens"] = 0
+    elif options["text_tokens"] is None:
+        options["text_tokens"] = options["tokens"]
+    if options["own_share"] is None:
+        options["own_share"] = 0.0 if options["prompts"] else 0.6
+    if options["dtype"] not in (None, *DTYPES):
+        raise ValueError(f"--dtype {options['dtype']!r} is none of {', '.join(DTYPES)}.")
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
@@ -78,13 +102,17 @@ def _temperatures(text: str) -> tuple[float, ...]:
     return found
 
 
-def _train(target: Path, out: Path, options: dict[str, Any], threads: int | None) -> None:
+def run(
+    out: Path,
+    options: dict[str, Any],
+    threads: int | None,
+    open_in: Callable[[Callable[[str], object]], RepliesPipeline],
+) -> dict[str, Any]:
+    """Every stage of the pipeline that ``open_in`` opens, alone in ``out`` -> what was measured."""
     # Behind the help, which loads no torch.
     import torch
-    from rich.console import Console
     from transformers.utils import logging
 
-    from sglang_ascend.training.pipeline.build import Pipeline
     from sglang_ascend.training.pipeline.stages import alone_in
     from sglang_ascend.training.targets.device import compute_device, default_dtype
 
@@ -93,17 +121,24 @@ def _train(target: Path, out: Path, options: dict[str, Any], threads: int | None
     logging.disable_progress_bar()  # each stage has one of its own
     if threads:
         torch.set_num_threads(threads)
-    console = Console(stderr=True, highlight=False)
     with alone_in(out):
-        report = Pipeline(target, out, asked.Options(**options), console.print).run()
+        return open_in(_console().print).run()
+
+
+def tell(report: dict[str, Any], serve: str) -> None:
+    """What was measured, and the command that serves what was made."""
     for name, figures in report.items():
         found = figures["all"]
         shares = " ".join(f"{share:.2f}" for share in found.get("conditional", ()))
         length = found.get("acceptance_length", "unknown: every held-out reply loops")
-        console.print(f"{name}: accepted {shares}, tokens per forward {length}")
-    serve = "python -m sglang.launch_server --speculative-algorithm MTP --model-path"
-    typer.echo(f"serve it: {serve} {out / 'model'}", err=True)
-    typer.echo(out / "model")
+        _console().print(f"{name}: accepted {shares}, tokens per forward {length}")
+    typer.echo(f"serve it: {serve}", err=True)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What `train-mtp` can be asked, in the words of its help."""
+"""What `train-mtp` and `train-draft` can be asked, in the words of their help."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What was asked for."""
+class SharedOptions:
+    """What was asked for, whatever is trained on a target's replies."""
 
     tokens: int = 500_000
     max_steps: int | None = None
@@ -186,15 +186,21 @@ class Options:
     own_share: float = 0.6
     max_length: int = 320
     max_new_tokens: int = 192
-    init: bool = False
     loss: str = "kl"
     num_steps: int = 3
-    on_policy_rounds: int = 0
-    replay: float = 2.0
     learning_rate: float = 2e-3
     muon_rate: float = 0.02
     tokens_per_batch: int = 2048
-    vocabulary: int = 16384
     dtype: str = "float32"
     device: str = "cpu"
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class Options(SharedOptions):
+    """Of an MTP layer."""
+
+    init: bool = False
+    on_policy_rounds: int = 0
+    replay: float = 2.0
+    vocabulary: int = 16384

@@ -10,7 +10,7 @@ import torch
 
 from sglang_ascend.bench.figures.lookup import accepted_counts
 from sglang_ascend.training.acceptance import Output, draft_matches
-from sglang_ascend.training.targets.layer import MTPLayer
+from sglang_ascend.training.interface import ChainLayer
 from sglang_ascend.training.trainer import Trainer
 
 FILE_NAME = "acceptance.jsonl"
@@ -21,7 +21,7 @@ MAX_OUTPUTS = 12  # watched ones: a look takes seconds
 class Watch:
     """Looks at the averaged weights each `every` steps and writes one line for each look."""
 
-    layer: MTPLayer
+    layer: torch.nn.Module  # implements ``interface.ChainLayer``
     outputs: list[Output]
     num_steps: int
     every: int
@@ -48,12 +48,13 @@ class Watch:
     def look(self, trainer: Trainer) -> list[float]:
         """The share of the draft at each position that is accepted where those before it were."""
         self.layer.load_state_dict(trainer.layer.state_dict() | trainer.average)
-        embedding, head = trainer.embedding.float(), trainer.head.float()  # whatever it trains in
+        # Whatever it trains in.
+        embedding, head = trainer.embedding.float(), trainer.draft_head.float()
         return accepted_shares(self.layer, self.outputs, embedding, head, self.num_steps)
 
 
 def accepted_shares(
-    layer: MTPLayer,
+    layer: ChainLayer,
     outputs: list[Output],
     embedding: torch.Tensor,
     head: torch.Tensor,
