@@ -16,6 +16,7 @@ from sglang_ascend.ptq.cli import evaluate, quantize
 from sglang_ascend.quantization.cli import app as quantization_app
 from sglang_ascend.speculative.adaptive.cli import plan_speculation
 from sglang_ascend.training.cli import app as training_app
+from sglang_ascend.training.draft_model.command import train_draft
 from sglang_ascend.training.pipeline.command import train_mtp
 from sglang_ascend.training.vocabulary.command import build_vocabulary
 
@@ -40,6 +41,7 @@ app.command()(plan_speculation)
 app.command()(plan_memory)
 app.command()(build_vocabulary)
 app.command()(train_mtp)
+app.command()(train_draft)
 
 
 def _print_version(wanted: bool) -> None:

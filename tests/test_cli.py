@@ -30,7 +30,7 @@ print({"torch", "sglang", "transformers"} & sys.modules.keys())
     assert done.stdout.splitlines()[-1] == "set()"
 
 
-COMMANDS = "doctor verify-npu model-path inspect verify convert chat bench"
+COMMANDS = "doctor verify-npu model-path inspect verify convert chat bench train-draft"
 TAUGHT = [[name] for name in COMMANDS.split()]
 
 
