@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from sglang_ascend.ops import chain, sampling
-from sglang_ascend.speculative.step import LaunchedPhases, Phases, Requests, StepConstants
+from sglang_ascend.speculative.forwards import Requests
+from sglang_ascend.speculative.step import LaunchedPhases, Phases, StepConstants
 
 # Runs before a capture, so that nothing is compiled, loaded or planned within it.
 NUM_WARM_UPS = 2

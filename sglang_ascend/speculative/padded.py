@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from sglang_ascend.speculative.step import Phases, Requests
+from sglang_ascend.speculative.forwards import Requests
+from sglang_ascend.speculative.step import Phases
 
 
 class PaddedPhases:

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import torch
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import chain
+from sglang_ascend.speculative.forwards import Forwards, Requests, Rows
 from sglang_ascend.speculative.lengths import of_rows
 from sglang_ascend.speculative.skipped import SkippedRows, slots_of_pages
-
-
-@dataclass(frozen=True)
-class Requests:
-    """The running requests: their committed lengths, and where their KV slots are listed."""
-
-    seq_lens: torch.Tensor  # int64 [batch], tokens in the target's cache
-    req_pool_indices: torch.Tensor  # int [batch], row in req_to_token
-    req_to_token: torch.Tensor  # int [rows, max_context_len], position -> slot
-    max_kv_len: int  # host bound, at least seq_len + 2K of every request
-    page_size: int = 1  # slots that are allocated together
+from sglang_ascend.speculative.skipped.catch_up import catch_up
 
 
 @dataclass(frozen=True)
@@ -151,36 +141,6 @@ def accept(
     )
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Where the rows of one forward stand. Each forward writes the KV slots of its rows."""
-
-    positions: torch.Tensor  # int64 [rows]
-    slots: torch.Tensor  # int64 [rows]
-    metadata: StepMetadata  # what they attend to
-
-
-class Forwards(Protocol):
-    """The two models of a step."""
-
-    def target(
-        self, rows: Rows, tokens: torch.Tensor, requests: Requests
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits, hidden states) of every row."""
-        ...
-
-    def mtp(
-        self,
-        rows: Rows,
-        tokens: torch.Tensor,
-        hidden: torch.Tensor,
-        last_rows: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(logits, hidden states) of the MTP layer, one row per request: of ``last_rows``, flat
-        row numbers, where a request has several."""
-        ...
-
-
 class StepConstants:
     """What no step changes, made once per device and K: index ramps of K verified drafts."""
 
@@ -281,20 +241,6 @@ class LaunchedPhases:
         """The MTP layer on what it skipped of the requests, before it goes on with this step's."""
         if skipped.is_behind:
             table = slots_of_pages(self.inputs.block_table, self.inputs.page_size)
-            run = partial(run_single_rows, self.forwards)
-            skipped.catch_up(table, self.requests.seq_lens, run)
+            catch_up(skipped, self.forwards, table, self.requests.seq_lens)
             skipped.is_behind = False
         skipped.forget(self.rows.slots)
-
-
-def run_single_rows(
-    forwards: Forwards,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
-    tokens: torch.Tensor,
-    hidden: torch.Tensor,
-) -> None:
-    """The MTP layer on each row as a request of one token, which sees itself, to fill its cache."""
-    metadata = StepMetadata(slots[:, None], torch.ones_like(slots), page_size=1, query_len=1)
-    # Of the head one row is asked, and not used.
-    forwards.mtp(Rows(positions, slots, metadata), tokens, hidden, slots.new_zeros(1))

@@ -107,6 +107,11 @@ REFUSED: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         edited("config.json", quantization_config={"quant_method": "gptq"}),
         ("is quantized", "pass the checkpoint that it was made from"),
     ),
+    "a quantized target": (
+        "target",
+        edited("config.json", quantization_config={"quant_method": "gptq"}),
+        ("--model-path", "is quantized"),
+    ),
     "no weights": ("draft", without("model.safetensors"), ("no .safetensors file",)),
     "a weight that is no number": ("draft", with_not_a_number, ("model.safetensors", "NaN")),
     "the same of the target": ("target", with_not_a_number, ("model.safetensors", "NaN")),

@@ -35,7 +35,8 @@ from sglang_ascend.ops.sampling import threshold, triton_filter_kernels
 from sglang_ascend.ops.sampling import triton as sampling
 from sglang_ascend.ops.sampling import triton_kernels as sampling_kernels
 from sglang_ascend.speculative import captured, step
-from sglang_ascend.speculative.step import LaunchedPhases, Requests, Rows, StepConstants
+from sglang_ascend.speculative.forwards import Requests, Rows
+from sglang_ascend.speculative.step import LaunchedPhases, StepConstants
 
 BACKEND = make_backend(GPUTarget("cuda", 90, 32))
 NUM_STEPS, VOCAB_SIZE, PAGE_SIZE = 2, 20000, 128  # rows of a step: no multiple of 16 bytes
@@ -86,7 +87,7 @@ def empty(*shape: int) -> torch.Tensor:
 
 
 class AttentionOnly:
-    """``step.Forwards`` of models that attend to grouped heads and to latents, and do nothing else:
+    """``Forwards`` of models that attend to grouped heads and to latents, and do nothing else:
     as in a draft decode, lengths may be a row of several chains'."""
 
     cache, latents, ropes = empty(1, NUM_KV_HEADS, HEAD_DIM), empty(1, 1, RANK), empty(1, 1, ROPE)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from acceptance_oracle import AcceptanceOracle
+from acceptance_oracle import TIE, AcceptanceOracle
 from launched_server import ServerConfig
 from safetensors.torch import load_file, save_file
 from tiny_targets import WORDS, write_target
@@ -52,6 +53,19 @@ def with_draft_model(plain: ServerConfig, draft: Path) -> ServerConfig:
         flags=(*plain.flags, *asked),
         variables=plain.variables,
     )
+
+
+class Greedy:
+    """Whether tokens are those that transformers' own target likes best, in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def says(self, prompt: Sequence[int], output: Sequence[int]) -> bool:
+        logits = self.model(torch.tensor([[*prompt, *output[:-1]]])).logits[0, len(prompt) - 1 :]
+        chosen = logits.gather(1, torch.tensor(output)[:, None])[:, 0]
+        return bool((logits.amax(-1) - chosen <= TIE).all())
 
 
 class DraftModelAcceptance(AcceptanceOracle):

@@ -11,7 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from draft_models import DRAFT_ROWS, DraftModelAcceptance, with_draft_model, write_target_and_draft
+from draft_models import (
+    DRAFT_ROWS,
+    DraftModelAcceptance,
+    Greedy,
+    with_draft_model,
+    write_target_and_draft,
+)
 from launched_server import LaunchedServer, ServerConfig, greedy
 from server_pairs import TEST_TIMEOUT_S
 from server_pool import ServerPool
@@ -105,6 +111,36 @@ def test_seeded_draws_are_those_of_plain_decode(
     assert sum(reply.meta["spec_verify_ct"] for reply in found) < 0.9 * NUM_PROMPTS * NEW_TOKENS
 
 
+def test_what_steps_left_out_is_caught_up_in_order(
+    servers: ServerPool,
+    plain: ServerConfig,
+    folders: tuple[Path, Path],
+    prompts: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    """Steps of 0 to 3 drafts and of looked-up chains, and skipped prompts; each row of the draft
+    model depends on all before it. A row that was not caught up is found."""
+    (steps := tmp_path / "steps").mkdir()
+    parts = "forced_drafts", "record_lookups"
+    drafting = with_draft_model(plain, folders[1])
+    drafting = replace(drafting, flags=(*drafting.flags, "--speculative-adaptive"))
+    drafting = replace(drafting, variables=(("SGLANG_ASCEND_LOOKUP_DRAFTS", "5"),))
+    schedule = "0,0,0,0,3,3,1,0,0,2,3,0,1,1,2"
+    (server,) = servers.get_flushed(watched(drafting, steps, *parts, FORCED_DRAFTS=schedule))
+    oracle = DraftModelAcceptance(folders[1])
+    answers = ask_twice(server, steps, prompts)
+    found = judge(oracle, answers)
+    print(found)
+    exact = Greedy(folders[0])
+    assert all(exact.says(answer.prompt, answer.reply.tokens) for answer in answers)
+    assert {step.drafted for answer in answers for step in answer.steps} > {0, 1, 2, 3}
+    assert any(step.is_lookup for answer in answers for step in answer.steps)
+    assert found.wrong == () and found.num_steps > 1000
+    server.flush_cache()
+    with mistaken(steps, "not_caught_up"):
+        assert judge(oracle, ask(server, steps, prompts, greedy(NEW_TOKENS), CONCURRENCY)).wrong
+
+
 def test_an_update_changes_the_target_alone(
     pair: list[LaunchedServer],
     prompts: list[list[int]],
@@ -126,23 +162,33 @@ def test_an_update_changes_the_target_alone(
 
 
 @pytest.mark.parametrize(
-    "family", ["Qwen3ForCausalLM", pytest.param("Qwen2ForCausalLM", marks=pytest.mark.slow)]
+    ("of_target", "of_draft"),
+    [
+        ("LlamaForCausalLM", "Qwen3ForCausalLM"),
+        pytest.param("Glm4MoeLiteForCausalLM", "Qwen2ForCausalLM", marks=pytest.mark.slow),
+    ],
 )
 def test_a_model_of_another_family_and_size_drafts(
     servers: ServerPool,
     plain: ServerConfig,
     prompts: list[list[int]],
     tmp_path: Path,
-    family: str,
+    of_target: str,
+    of_draft: str,
 ) -> None:
+    """For a target of keys by head, and for one of latent attention and experts."""
     (steps := tmp_path / "steps").mkdir()
+    target = write_target(tmp_path / "target", of_target)
     draft = write_target(
-        tmp_path / "draft", family, hidden_size=16, num_hidden_layers=3, tie_word_embeddings=True
+        tmp_path / "draft", of_draft, hidden_size=16, num_hidden_layers=3, tie_word_embeddings=True
     )
-    (server,) = servers.get_flushed(watched(with_draft_model(plain, draft), steps))
-    oracle = DraftModelAcceptance(draft)
-    found = judge(oracle, ask(server, steps, prompts, greedy(NEW_TOKENS), CONCURRENCY))
+    drafting = with_draft_model(replace(plain, model_path=target), draft)
+    (server,) = servers.get_flushed(watched(drafting, steps))
+    oracle, exact = DraftModelAcceptance(draft), Greedy(target)
+    answers = ask(server, steps, prompts, greedy(NEW_TOKENS), CONCURRENCY)
+    found = judge(oracle, answers)
     print(found)
+    assert all(exact.says(answer.prompt, answer.reply.tokens) for answer in answers)
     assert found.wrong == () and sum(count for n, count in found.accepted.items() if n) > 10
     with mistaken(steps, "keys_not_written"):
         assert judge(oracle, ask(server, steps, prompts, greedy(NEW_TOKENS), CONCURRENCY)).wrong

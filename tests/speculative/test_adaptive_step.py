@@ -21,6 +21,7 @@ from toy_models import (
 )
 
 from sglang_ascend.speculative.skipped import SkippedRows, slots_of_pages
+from sglang_ascend.speculative.skipped.catch_up import catch_up
 from sglang_ascend.speculative.step import LaunchedPhases, StepConstants, speculative_step
 
 MAX_DRAFTS = 3
@@ -145,6 +146,35 @@ def test_requests_that_skipped_nothing_run_nothing():
     skipped.keep(torch.tensor([5]), torch.zeros(1, 1).double(), torch.zeros(1).long())
     skipped.catch_up(torch.tensor([[1, 2]]), torch.tensor([2]), lambda *rows: calls.append(rows))
     assert calls == []
+
+
+class Recorded:
+    """``Forwards`` that writes down what it is asked to fill."""
+
+    def __init__(self) -> None:
+        self.filled = []
+
+    def mtp(self, rows, tokens, hidden, last_rows):
+        self.filled.append((rows, tokens.tolist()))
+
+
+@pytest.mark.parametrize("rows_depend", [False, True])
+def test_rows_of_several_layers_are_caught_up_behind_all_before_them(rows_depend):
+    skipped = SkippedRows(16, 0, torch.float64, "cpu", rows_depend=rows_depend)
+    table = torch.tensor([[5, 2, 7, 1], [5, 2, 9, 4], [8, 3, 6, 0]])
+    skipped.keep(torch.tensor([7, 1, 4]), None, torch.tensor([70, 10, 40]))
+    forwards = Recorded()
+    catch_up(skipped, forwards, table, torch.tensor([3, 4, 2]))
+    ((rows, tokens),) = forwards.filled
+    assert (rows.slots.tolist(), rows.positions.tolist(), tokens) == ([7, 4], [2, 3], [70, 40])
+    seen = rows.metadata.kv_lens.tolist(), rows.metadata.block_table.tolist()
+    if rows_depend:
+        assert (rows.metadata.query_len, rows.metadata.ragged_query_lens) == (None, (1, 1))
+        assert rows.metadata.ragged_kv_lens == (3, 4)
+        assert seen == ([3, 4], [[5, 2, 7, 1], [5, 2, 9, 4]])
+    else:
+        assert rows.metadata.query_len == 1 and seen == ([1, 1], [[7], [4]])
+    assert skipped.is_skipped.nonzero()[:, 0].tolist() == [1], "behind what is asked for"
 
 
 def test_slots_of_pages_are_those_of_every_position():

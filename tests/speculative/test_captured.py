@@ -21,7 +21,7 @@ from sglang_ascend.speculative.captured import (
     StepBuffers,
     capture_phases,
 )
-from sglang_ascend.speculative.step import Requests
+from sglang_ascend.speculative.forwards import Requests
 
 
 class FakeGraph:

@@ -30,11 +30,7 @@ from sglang_ascend.speculative.lookup.choice import prior_cost
 from sglang_ascend.speculative.lookup.drafts import MAX_MATCH, MIN_MATCH, LookupDrafts
 from sglang_ascend.speculative.lookup.phases import LookupPhases
 from sglang_ascend.speculative.skipped import SkippedRows
-from sglang_ascend.speculative.step import (
-    LaunchedPhases,
-    StepConstants,
-    speculative_step,
-)
+from sglang_ascend.speculative.step import LaunchedPhases, StepConstants, speculative_step
 
 OF_MTP, MOST = 3, 8
 # Drafts of the MTP layer, step by step.

@@ -6,7 +6,8 @@ Both read their slots back at every forward and fail on one that does not hold w
 
 import torch
 
-from sglang_ascend.speculative.step import LaunchedPhases, Requests, Rows, StepConstants
+from sglang_ascend.speculative.forwards import Requests, Rows
+from sglang_ascend.speculative.step import LaunchedPhases, StepConstants
 
 VOCABULARY = 11
 NUM_STATES = 9973

@@ -52,6 +52,12 @@ def validate_draft_model(
         for flag, path in ((MODEL_FLAG, model_path), (DRAFT_FLAG, draft_path))
     )
     _check_served(draft)
+    for checkpoint in (target, draft):
+        if checkpoint.config.quantized:
+            raise CheckpointError(
+                f"{checkpoint.flag} {shown(checkpoint.folder)} is quantized, which was not tried "
+                "with a draft model; pass the checkpoint that it was made from"
+            )
     refuse_other_tokens(
         tokenizer_file(target.folder, tokenizer_path), tokenizer_file(draft.folder), DRAFT_FLAG
     )
@@ -84,9 +90,4 @@ def _check_served(draft: OpenedCheckpoint) -> None:
         raise CheckpointError(
             f"{shown(draft.config.path)} has model_type {shown(model_type)}; set it to "
             f"{ARCHITECTURES[architecture]}, which builds a {architecture}"
-        )
-    if draft.config.quantized:
-        raise CheckpointError(
-            f"{DRAFT_FLAG} {shown(draft.folder)} is quantized, which draft models are not served; "
-            "pass the checkpoint that it was made from"
         )

@@ -16,7 +16,7 @@ from sglang_ascend import env
 from sglang_ascend.checkpoint.config import read_config
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.mtp import lossy_acceptance
-from sglang_ascend.plugin.mtp.adaptive.refusals import asks_adaptive, ends_chains, most_looked_up
+from sglang_ascend.plugin.mtp.adaptive.refusals import ends_chains
 from sglang_ascend.plugin.mtp.algorithm import MTPAlgorithm, refuse_given
 from sglang_ascend.plugin.mtp.algorithm import validate_server_args as validate_step
 from sglang_ascend.speculative.config import DRAFT_MODEL, STANDALONE
@@ -51,12 +51,6 @@ def validate_server_args(server_args: Any) -> None:
 
 
 def _unsupported(server_args: Any) -> dict[str, bool]:
-    # Rows of its later layers come from all rows before them: none can be left out and made later
-    # by itself, as those of an MTP layer are.
-    leaves_rows_out = {
-        "--speculative-adaptive": asks_adaptive(server_args),
-        env.LOOKUP_DRAFTS.name: bool(most_looked_up()),
-    }
     not_tried = {
         env.DRAFT_P_MIN.name: ends_chains(),
         env.LOSSY_ACCEPTANCE.name: lossy_acceptance.policy() is not None,
@@ -67,10 +61,8 @@ def _unsupported(server_args: Any) -> dict[str, bool]:
         "--enable-mixed-chunk": bool(server_args.enable_mixed_chunk),
         "--load-format dummy": server_args.load_format == "dummy",
     }
-    why = "whose steps leave the draft model out, which is not caught up,"
     return {
-        **{f"{flag}, {why}": bool(given) for flag, given in leaves_rows_out.items()},
-        **{f"{flag}, not tried with a draft model,": bool(g) for flag, g in not_tried.items()},
+        f"{flag}, not tried with a draft model,": bool(given) for flag, given in not_tried.items()
     }
 
 

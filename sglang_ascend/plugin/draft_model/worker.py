@@ -19,6 +19,8 @@ class OwnHeadDraftWorker(MTPDraftWorker):
     Slot i holds its keys and values of token i + 1, at position i; the first token is in none.
     """
 
+    is_separate_model = True
+
     def init_token_map(self) -> None:
         """It has no list of tokens: its head drafts whatever is a token."""
         self.hot_token_id = self.vocabulary = None

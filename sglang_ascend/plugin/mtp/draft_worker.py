@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 class MTPDraftWorker(EagleDraftWorker):
     """Loads and places the MTP layer as EAGLE does; the draft vocabulary is ours."""
 
+    is_separate_model = False  # and so of several layers, without states of the target
     lists: RequestLists | None = None  # None: one head drafts every request
     skipped: SkippedRows | None = None  # takes the rows of the prefill, which drafts nothing
 
@@ -162,13 +163,13 @@ class MTPDraftWorker(EagleDraftWorker):
         self,
         skipped: SkippedRows,
         batch: ScheduleBatch,
-        hidden: torch.Tensor,
+        hidden: torch.Tensor | None,
         next_token_ids: torch.Tensor,
     ) -> EagleDraftInput:
         """The last emitted token alone, repeated: the MTP layer sees the prompt when it drafts."""
         # Slot i pairs the hidden state of token i with token i + 1.
         next_tokens = batch.input_ids.roll(-1)
-        last_rows = torch.tensor(batch.extend_lens, device=hidden.device).cumsum(0) - 1
+        last_rows = torch.tensor(batch.extend_lens, device=next_tokens.device).cumsum(0) - 1
         next_tokens[last_rows] = _eagle_prefill_tail_tokens(batch, next_token_ids)
         skipped.keep(batch.out_cache_loc, hidden, next_tokens)
         bonus = next_token_ids.long()

@@ -30,7 +30,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
 from sglang.srt.utils.common import ceil_align, require_gathered_buffer
 
 from sglang_ascend.attention.metadata import StepMetadata
-from sglang_ascend.speculative.step import Requests, Rows
+from sglang_ascend.speculative.forwards import Requests, Rows
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class StepModels:
 
 
 class MTPForwards:
-    """``speculative.step.Forwards`` of one step, launched or captured.
+    """``speculative.forwards.Forwards`` of one step, launched or captured.
 
     One ForwardBatch is made, of the verified rows; the MTP layer's are views of it. The models are
     called as they are: these batches need none of the padding, planning and copying of inputs that

@@ -160,7 +160,10 @@ class MTPWorker(EAGLEWorkerV2):
     def init_cuda_graphs(self) -> None:
         super().init_cuda_graphs()
         self.chains = make_chains(
-            self.speculative_num_steps, self.speculative_num_draft_tokens, self.target_worker
+            self.speculative_num_steps,
+            self.speculative_num_draft_tokens,
+            self.target_worker,
+            self.draft_worker.is_separate_model,
         )
         if device_profile().captures_step and decodes():
             constants = self.step_constants[self.speculative_num_steps]

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from sglang_ascend.speculative.forwards import Requests
 from sglang_ascend.speculative.lookup.choice import Cost
 from sglang_ascend.speculative.lookup.drafts import LookupDrafts
-from sglang_ascend.speculative.step import LaunchedPhases, Requests
+from sglang_ascend.speculative.step import LaunchedPhases
 
 
 class LookupPhases:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_ascend.speculative.step import Rows
+from sglang_ascend.speculative.forwards import Rows
 
 Input = tuple[Rows, torch.Tensor]
 FILE = Path(os.environ["ACCEPTANCE"]) / "mistake"
@@ -37,9 +37,10 @@ def keys_not_written(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
 
 
 def not_caught_up(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:
-    """Of what was decoded without drafts too, which the layer is shown one row at a time."""
+    """Of what was decoded without drafts too, which an MTP layer is shown one row at a time, and a
+    draft model in rows of any number."""
     nowhere = replace(rows, slots=torch.full_like(rows.slots, PADDING))
-    return nowhere if is_first and rows.metadata.query_len == 1 else rows, hidden
+    return nowhere if is_first and rows.metadata.query_len in (1, None) else rows, hidden
 
 
 def history_off_by_one(rows: Rows, hidden: torch.Tensor, is_first: bool) -> Input:

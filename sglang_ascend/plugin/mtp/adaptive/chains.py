@@ -88,7 +88,9 @@ class Chains:
         return accepted, num_drafts
 
 
-def make_chains(num_steps: int, num_rows: int, target_worker: Any) -> Chains | None:
+def make_chains(
+    num_steps: int, num_rows: int, target_worker: Any, is_separate_model: bool
+) -> Chains | None:
     """None where nobody asks for any."""
     lookups = make_lookups(num_steps, target_worker)
     ended = make_ended_chains(len(target_worker.model_runner.req_to_token_pool.req_to_token))
@@ -97,6 +99,6 @@ def make_chains(num_steps: int, num_rows: int, target_worker: Any) -> Chains | N
         return None
     if lookups is None and not is_adaptive:
         return Chains(num_steps, num_rows, ended=ended)
-    skipped = make_skipped(target_worker)
+    skipped = make_skipped(target_worker, is_separate_model)
     adaptive = make_adaptive(num_steps, skipped, lookups) if is_adaptive else None
     return Chains(num_steps, num_rows, adaptive, ended, lookups, skipped)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,18 +9,20 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
+from sglang_ascend.speculative.forwards import Requests, Rows
 from sglang_ascend.speculative.skipped import SkippedRows
-from sglang_ascend.speculative.step import Requests, Rows, run_single_rows
+from sglang_ascend.speculative.skipped.catch_up import catch_up
 
 
-def make_skipped(target_worker: Any) -> SkippedRows:
-    """A row for each slot of the KV pool."""
+def make_skipped(target_worker: Any, is_separate_model: bool) -> SkippedRows:
+    """A row for each slot of the KV pool; a separate model reads no state of the target."""
     runner = target_worker.model_runner
     return SkippedRows(
         runner.max_total_num_tokens + runner.page_size,
-        runner.model_config.spec_hidden_size,
+        0 if is_separate_model else runner.model_config.spec_hidden_size,
         runner.dtype,
         runner.device,
+        rows_depend=is_separate_model,
     )
 
 
@@ -34,7 +35,7 @@ def before_prefill(skipped: SkippedRows, batch: ScheduleBatch, models: StepModel
         rows = Rows(lens, lens, StepMetadata(table, lens, page_size=1, query_len=1))
         requests = Requests(lens, batch.req_pool_indices, table, max_kv_len=int(lens.max()))
         forwards.begin(rows, lens, requests)
-        skipped.catch_up(table, lens, partial(run_single_rows, forwards))
+        catch_up(skipped, forwards, table, lens)
     skipped.forget(batch.out_cache_loc)
 
 

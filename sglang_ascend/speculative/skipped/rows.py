@@ -10,7 +10,8 @@ import torch
 # Rows of one forward that catches up.
 MAX_ROWS = 2048
 
-# Runs the MTP layer on (positions, slots, tokens, hidden states) of rows that see only themselves.
+# Drafts nothing, but fills the cache, of rows (request, position): given int64 [n, 2] of these in
+# order, and their slots, tokens and hidden states.
 RunRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
@@ -20,6 +21,10 @@ class SkippedRows:
     The keys and values of the MTP layer's one decoder layer come from the row itself and from no
     other row. So rows are caught up in any order, each as a request of one token, and a slot that
     requests share, in the radix cache, once.
+
+    ``rows_depend``: a draft model of several layers has them from all rows before. What it skipped
+    of a request is then all that lies behind some position, for it goes on behind what was caught
+    up only; so rows are caught up in order.
     """
 
     def __init__(
@@ -29,7 +34,9 @@ class SkippedRows:
         dtype: torch.dtype,
         device: torch.device | str,
         clock: Callable[[], float] = time.perf_counter,
+        rows_depend: bool = False,
     ) -> None:
+        self.rows_depend = rows_depend
         self.hidden = torch.empty(num_slots, hidden_size, dtype=dtype, device=device)
         self.next_tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self.is_skipped = torch.zeros(num_slots, dtype=torch.bool, device=device)
@@ -38,9 +45,13 @@ class SkippedRows:
         self.seconds_per_row = 0.0
         self._clock = clock
 
-    def keep(self, slots: torch.Tensor, hidden: torch.Tensor, next_tokens: torch.Tensor) -> None:
-        """The rows of a forward after which nothing is drafted."""
-        self.hidden[slots] = hidden
+    def keep(
+        self, slots: torch.Tensor, hidden: torch.Tensor | None, next_tokens: torch.Tensor
+    ) -> None:
+        """The rows of a forward after which nothing is drafted; no state where none is read."""
+        if self.hidden.shape[1]:
+            assert hidden is not None
+            self.hidden[slots] = hidden
         self.next_tokens[slots] = next_tokens
         self.is_skipped[slots] = True
         self.any_kept = self.is_behind = True
@@ -72,7 +83,7 @@ class SkippedRows:
             return
         for part in skipped.split(MAX_ROWS):
             slots = slot_table[part[:, 0], part[:, 1]]
-            run(part[:, 1], slots, self.next_tokens[slots], self.hidden[slots])
+            run(part, slots, self.next_tokens[slots], self.hidden[slots])
             self.forget(slots)
         each = (self._clock() - begun) / len(skipped)
         self.seconds_per_row = min(self.seconds_per_row or each, each)
