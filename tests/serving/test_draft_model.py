@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(TEST_TIMEOUT_S)]
 NUM_PROMPTS, NEW_TOKENS, CONCURRENCY = 32, 48, 8
 # Requests wait, are cut into chunks, and give their slots up.
 SMALL = "--chunked-prefill-size 32 --max-total-tokens 1024 --max-running-requests 8".split()
+SMALL += "--context-length 1024".split()  # the targets' own may be more than a draft model reads
 RETRACTIONS = (("SGLANG_TEST_RETRACT", "1"), ("SGLANG_TEST_RETRACT_INTERVAL", "23"))
 PAGE_SIZE = 16
 
