@@ -166,6 +166,7 @@ def test_by_costs_that_are_not_measured_lookups_lose_where_rows_are_dear():
 def test_a_kind_of_step_that_was_never_run_may_well_be_cheap():
     """So it is tried; and what was run often is hardly cheaper than it was."""
     costs = Costs()
+    assert costs.of(1, CONTEXT).hopeful_seconds((0, 1)) > 0
     for verified, measured in ((0, 0.010), (8, 0.030)):
         for _ in range(100):
             costs.record(4, CONTEXT, 0, measured, verified)

@@ -43,8 +43,9 @@ class LoadCosts:
 
     def hopeful_seconds(self, kind: Kind) -> float:
         """As little as it may well be, so that a kind of step that may be good is tried."""
+        i = self.number(kind)
         deviation = self.deviation(kind, max(self.kinds, key=self._steps_of))
-        return math.exp(self.mean[self.kinds[kind]] - HOPE * deviation)
+        return math.exp(self.mean[i] - HOPE * deviation)
 
     def deviation(self, kind: Kind, other: Kind) -> float:
         """Of the logarithm of the ratio of two costs."""
