@@ -151,6 +151,7 @@ def test_an_index_is_missing_where_this_packages_step_runs(
     arguments = SimpleNamespace(
         model_path=str(folder),
         load_format="auto",
+        speculative_algorithm="MTP",
         speculative_draft_model_path=None,
         tokenizer_path=None,
         skip_tokenizer_init=False,
