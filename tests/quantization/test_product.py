@@ -78,7 +78,11 @@ def test_servers_prepare_products_while_bfloat16_is_the_default_dtype(case):
     torch.set_default_dtype(torch.bfloat16)
     probe.verdicts.cache_clear()
     try:
-        assert "exact" in probe.verdicts().values() and probe.verdicts() == verdicts
+        assert probe.verdicts() == verdicts
+        assert "exact" in verdicts.values()
+        # Without VNNI some product saturates, and is not chosen.
+        if torch.cpu._is_vnni_supported():
+            assert set(verdicts.values()) == {"exact"}
         found = prepare(weight)(x)
     finally:
         torch.set_default_dtype(torch.float32)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
-from operator import mul
+
+from sglang_ascend.speculative.adaptive.value import expected_by_drafts
 
 # Of a_1 before anything was drafted, and the drafts that it counts for. a_j+1 starts from a_j.
 PRIOR_ACCEPTANCE, PRIOR_DRAFTS = 0.7, 8.0
@@ -36,12 +36,12 @@ class Acceptance:
 
     def expected_tokens(self) -> list[float]:
         """E(0), E(1), ..."""
-        kept = accumulate(self.rates(), mul, initial=1.0)
-        return list(accumulate(kept))
+        return expected_by_drafts(self.rates())
 
     def doubt(self, num_drafts: int, other: int) -> float:
         """Deviation of the logarithm of E(num_drafts) / E(other): of rates of few drafts."""
-        rates, expected = self.rates(), self.expected_tokens()
+        rates = self.rates()
+        expected = expected_by_drafts(rates)
         fewer, more = sorted((num_drafts, other))
         variance = 0.0
         for j in range(fewer, more):

@@ -47,15 +47,17 @@ class Probes:
         worth = {k: horizon * _worth(beliefs, k) for k in others}
         best = max(others, key=lambda k: worth[k] - prices[k])
         stalest = min(others, key=self._last_run.__getitem__)
+
+        def with_catch_up(k: int) -> float:
+            return prices[k] + (catch_up() / beliefs.seconds[in_force] if k else 0.0)
+
+        # What is to be caught up is counted only where the rest is worth it.
         if worth[best] > prices[best]:
-            if best == 0 or worth[best] > prices[best] + catch_up() / beliefs.seconds[in_force]:
+            if worth[best] > with_catch_up(best):
                 self._start(best)
-        elif self._credit > prices[stalest]:
-            price = prices[stalest]
-            price += catch_up() / beliefs.seconds[in_force] if stalest else 0.0
-            if self._credit > price:
-                self._credit -= price
-                self._start(stalest)
+        elif self._credit > prices[stalest] and self._credit > (price := with_catch_up(stalest)):
+            self._credit -= price
+            self._start(stalest)
 
     def _price(self, beliefs: Beliefs, k: int, in_force: int) -> float:
         """In steps of the K in force."""

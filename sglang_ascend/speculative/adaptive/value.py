@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+
+def expected_by_drafts(acceptance: Sequence[float]) -> list[float]:
+    """E(0), E(1), ..., of as many drafts as ``acceptance`` has positions.
+
+    E(K) = 1 + sum over k <= K of the product over j <= k of a_j, and ``acceptance[j - 1]`` is a_j,
+    the share of drafts j that are kept where all before it were.
+    """
+    return list(accumulate(accumulate(acceptance, mul, initial=1.0)))
 
 
 def expected_tokens(acceptance: Sequence[float], num_drafts: int) -> float:
-    """E(K) = 1 + sum over k <= K of the product over j <= k of a_j.
-
-    ``acceptance[j - 1]`` is a_j, the share of drafts j that are kept where all before it were. A
-    shorter list goes on with its last value.
-    """
-    total = kept = 1.0
-    for j in range(num_drafts):
-        kept *= acceptance[min(j, len(acceptance) - 1)]
-        total += kept
-    return total
+    """E(num_drafts). A shorter ``acceptance`` goes on with its last value."""
+    last = len(acceptance) - 1
+    return expected_by_drafts([acceptance[min(j, last)] for j in range(num_drafts)])[-1]
 
 
 @dataclass(frozen=True)
