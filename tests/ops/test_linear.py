@@ -106,11 +106,13 @@ def test_rows_of_another_dtype_than_the_weight_are_refused():
         linear.linear(x.bfloat16(), linear.prepare(weight))
 
 
-def test_bf16_is_packed_where_onednn_multiplies_it_and_served_everywhere(monkeypatch):
-    x, weight, bias = draw(4, (7, 5), torch.bfloat16)
+@ROWS
+def test_bf16_is_multiplied_in_float32_where_onednn_does_not_multiply_it(monkeypatch, rows):
+    x, weight, bias = draw(rows, (33, 4097), torch.bfloat16)
     # Where oneDNN does not, it cannot be made to.
     for supported in {False, onednn.multiplies_bfloat16()}:
         monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda supported=supported: supported)
         prepared = linear.prepare(weight)
-        assert (prepared.packed is not None) is supported
+        assert prepared.packed is not None
+        assert prepared.packed.dtype == (torch.bfloat16 if supported else torch.float32)
         assert not differences(linear.linear(x, prepared, bias), x, weight, bias).any()
