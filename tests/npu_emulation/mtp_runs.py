@@ -17,8 +17,15 @@ WAITS_AND_COPIES = ("stream_syncs", "event_syncs", "h2d", "d2h")
 MOST_LAUNCHES = 1.3  # of a plain step's
 
 
-def served_by_mtp(folder: Path, waves: Sequence[Any], *flags: str, **kwargs: Any) -> Report:
-    return served(folder, waves, (*MTP, *SHORT_CONTEXT, *flags), FUSED_ATTENTION, **kwargs)
+def served_by_mtp(
+    folder: Path,
+    waves: Sequence[Any],
+    *flags: str,
+    environ: dict[str, str] | None = None,
+    **kwargs: Any,
+) -> Report:
+    environ = FUSED_ATTENTION | (environ or {})
+    return served(folder, waves, (*MTP, *SHORT_CONTEXT, *flags), environ, **kwargs)
 
 
 def decodes(report: Report, wave: int) -> list[Iteration]:

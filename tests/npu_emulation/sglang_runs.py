@@ -23,6 +23,8 @@ EAGER = ("--disable-cuda-graph", "--disable-overlap-schedule")
 NEXTN = """--speculative-algorithm NEXTN --speculative-num-steps 2 --speculative-eagle-topk 1
     --speculative-num-draft-tokens 3""".split()
 FUSED_ATTENTION = {"ASCEND_USE_FIA": "1"}  # SGLang's switch between ATB's operators and CANN's
+# Latent attention program by program, which takes four times as long as all else.
+INTERPRETED_MLA = {"NPU_EMULATION_INTERPRET_MLA": "1"}
 
 Wave = list[dict[str, Any]]
 

@@ -7,7 +7,13 @@ import json
 from function_trace import check_documented
 
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT
-from npu_emulation.sglang_runs import FUSED_ATTENTION, prompt, requests, start
+from npu_emulation.sglang_runs import (
+    FUSED_ATTENTION,
+    INTERPRETED_MLA,
+    prompt,
+    requests,
+    start,
+)
 
 MOST_FILES = 16
 STEPS_IN_A_GRAPH = (*MTP, *SHORT_CONTEXT, "--cuda-graph-bs-decode", "1")
@@ -19,7 +25,7 @@ def test_the_page_lists_what_a_step_executes(guessable, tmp_path):
         guessable,
         [requests([prompt(5, 1)], max_new_tokens=4)],
         STEPS_IN_A_GRAPH,
-        FUSED_ATTENTION | {"STEP_FUNCTIONS": str(functions)},
+        FUSED_ATTENTION | INTERPRETED_MLA | {"STEP_FUNCTIONS": str(functions)},
         program=("npu_emulation.traced_step",),
     )
     assert report is not None, process.stderr[-2000:]

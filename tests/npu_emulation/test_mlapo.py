@@ -99,7 +99,7 @@ def num_kernels(report: Report) -> int:
 
 def test_keys_of_sglang_s_prefill_and_of_the_prolog_lie_in_one_cache(scaled):
     """A prompt of more than a page in chunks, and one behind its first page."""
-    waves = [requests([tokens], max_new_tokens=12) for tokens in (LONG, LATER)]
+    waves = [requests([tokens], max_new_tokens=24) for tokens in (LONG, LATER)]
     report = run(scaled, waves, *GRAPH_OF_4, *CHUNKS_OF_A_PAGE, environ=PROLOG)
     assert report.names.items() >= DEEPSEEK.items()
     assert report.cached_tokens == [0, PAGE]

@@ -11,7 +11,15 @@ from greedy_oracle import Oracle
 
 from npu_emulation.mtp_runs import check_budget, decodes, served_by_mtp, tokens_per_step
 from npu_emulation.report import Report
-from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, chat_prompts, prompt, requests, served
+from npu_emulation.sglang_runs import (
+    EAGER,
+    FUSED_ATTENTION,
+    INTERPRETED_MLA,
+    chat_prompts,
+    prompt,
+    requests,
+    served,
+)
 from sglang_ascend.models.catalog import model_path
 
 PAGE = 128
@@ -128,9 +136,11 @@ def test_sampled_tokens_are_of_the_nucleus_and_not_all_the_likeliest(replayed, e
 
 
 def test_nano_deepseek_keeps_its_drafts_and_has_transformers_tokens():
+    """Here attention is the interpreted kernel."""
     nano = model_path("nano-deepseek")
     prompts = chat_prompts(nano, QUESTIONS)
-    report = served_by_mtp(nano, [requests(prompts, max_new_tokens=16)], *GRAPH_OF_4)
+    waves = [requests(prompts, max_new_tokens=16)]
+    report = served_by_mtp(nano, waves, *GRAPH_OF_4, environ=INTERPRETED_MLA)
     assert report.names.items() >= DEEPSEEK.items()
     Oracle(nano).check_greedy(prompts, report.tokens)
     assert tokens_per_step(report) > 1.5

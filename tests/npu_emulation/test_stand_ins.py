@@ -14,6 +14,7 @@ import torch
 from npu_emulation import stand_ins
 from npu_emulation.counters import num_pending
 from npu_emulation.stand_ins import allocation, norms, speculation, triton_launches
+from sglang_ascend.ops.attention.triton import paged_mla
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs/ascend-emulation.md"
 PAGE = 128
@@ -193,6 +194,34 @@ def test_a_kernel_of_triton_waits_for_its_turn_and_is_replayed_with_its_graph(nu
         graph.replay()
         assert x.tolist() == [1 + replays] * 4
     assert len(stand_ins.launched) == before + 2
+
+
+def latent_attention(kv_lens: list[int]) -> torch.Tensor:
+    """Of three requests of up to two pages, with four rows each."""
+    torch.manual_seed(0)
+    rank, rope, heads, query_len = 64, 16, 4, 4
+    query = torch.randn(len(kv_lens) * query_len, heads, rank + rope)
+    cache = torch.randn(8 * PAGE, 1, rank + rope)
+    block_table = torch.tensor([[5, 2], [1, 7], [3, 0]], dtype=torch.int32)
+    operands = (query, cache, block_table, torch.tensor(kv_lens, dtype=torch.int32))
+    return paged_mla(
+        *(operand.to("npu") for operand in operands),
+        query_len=query_len,
+        page_size=PAGE,
+        scale=0.2,
+        kv_lora_rank=rank,
+    ).cpu()
+
+
+def test_latent_attention_is_the_same_whole_and_interpreted(monkeypatch):
+    """Of keys on two pages, of as many keys as rows, and of none, as in a graph's padding."""
+    before = len(stand_ins.launched)
+    whole = latent_attention([200, 4, 0])
+    assert stand_ins.launched[before:] == ["triton:mla_in_parts", "triton:merge_splits"]
+    assert whole[:8].all() and not whole[8:].any()
+    assert not torch.allclose(whole, latent_attention([199, 4, 0]))
+    monkeypatch.setenv("NPU_EMULATION_INTERPRET_MLA", "1")
+    torch.testing.assert_close(latent_attention([200, 4, 0]), whole)
 
 
 def merged_by_loop(outputs, masses, num_kv_heads, query_len, group):
