@@ -180,7 +180,10 @@ def test_nano_deepseek_s_step_keeps_its_budget_in_both_ranks():
 PARTING = {"skipped_drafts": IDLE, "own_choice_of_graph": UNEVEN}
 
 
-@pytest.mark.parametrize("mistake", PARTING)
+@pytest.mark.parametrize(
+    "mistake",
+    ["skipped_drafts", pytest.param("own_choice_of_graph", marks=pytest.mark.slow)],
+)
 def test_ranks_that_part_would_hang(guessable, mistake):
     """A rank without requests that leaves a forward out; ranks with one request and with two, each
     with the graph of its own."""

@@ -147,7 +147,9 @@ def test_nano_deepseek_keeps_its_drafts_and_its_budget():
 @pytest.mark.parametrize(
     ("mistake", "said"),
     [
-        ("forgotten_mode", "call clean_low_latency_buffer between them"),
+        pytest.param(
+            "forgotten_mode", "call clean_low_latency_buffer between them", marks=pytest.mark.slow
+        ),
         # torch_npu's error of a copy to the host that is captured.
         ("captured_prefill_mode", "error code is 107030"),
     ],

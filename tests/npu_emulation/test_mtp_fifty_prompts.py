@@ -43,7 +43,7 @@ def prompts_of(folder: Path) -> list[list[int]]:
     return [tokens for tokens in mix[::2] + mix[1::2] if len(tokens) <= LONGEST][:NUM_PROMPTS]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["graph", pytest.param("eager", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "model", ["nano-deepseek", pytest.param("smollm2-mtp", marks=pytest.mark.slow)]
 )

@@ -28,8 +28,8 @@ def run(deepseek, mistake: str, prompts=PROMPTS, max_new_tokens: int = 8):
     "mistake",
     [
         "swapped_block_table",
-        "mask_off_by_one",
-        "lengths_of_the_first_step",
+        pytest.param("mask_off_by_one", marks=pytest.mark.slow),
+        pytest.param("lengths_of_the_first_step", marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_makes_every_request_wrong(deepseek, oracle, mistake):
@@ -64,7 +64,7 @@ def test_lengths_that_land_late_are_waited_for(deepseek, oracle):
 @pytest.mark.parametrize(
     ("mistake", "reason"),
     [
-        ("one_row_too_few", "is invalid for input of size"),
+        pytest.param("one_row_too_few", "is invalid for input of size", marks=pytest.mark.slow),
         # What the host reads too early is no number of kept drafts.
         ("no_wait_for_results", "in update_spec_correct_drafts_histogram"),
     ],

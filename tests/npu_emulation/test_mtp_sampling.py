@@ -76,8 +76,15 @@ def test_penalties_and_a_bias_are_added_on_every_drafted_row(outputs, exact, pla
 
 @pytest.mark.parametrize(
     ("flags", "environ"),
-    [(("--speculative-use-rejection-sampling",), {}), ((), {LOSSY_ACCEPTANCE.name: "threshold:1"})],
-    ids=["rejection sampling", "lossy threshold"],
+    [
+        pytest.param(("--speculative-use-rejection-sampling",), {}, id="rejection sampling"),
+        pytest.param(
+            (),
+            {LOSSY_ACCEPTANCE.name: "threshold:1"},
+            id="lossy threshold",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_drawn_drafts_keep_greedy_tokens_and_the_nucleus(guessable, exact, flags, environ):
     flags = (*MTP, *SHORT_CONTEXT, *GRAPH_OF_4, *flags)

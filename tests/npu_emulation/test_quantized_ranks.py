@@ -81,7 +81,10 @@ def check_greedy(
         oracle.check_greedy(own, report.tokens)
 
 
-@pytest.fixture(scope="module", params=DEPLOYMENTS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("data-parallel attention", marks=pytest.mark.slow), "experts"],
+)
 def how(request: pytest.FixtureRequest) -> Deployment:
     return DEPLOYMENTS[request.param]
 

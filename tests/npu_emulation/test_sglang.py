@@ -64,6 +64,7 @@ def test_the_npu_s_classes_serve_a_deepseek_by_graphs_and_overlapped(plain):
     assert plain.names == DEEPSEEK | OVERLAPPED
 
 
+@pytest.mark.slow
 def test_and_without_graphs_and_overlap(eager):
     assert eager.names == DEEPSEEK | {"scheduler_loop": "normal", "graph_runner": "none"}
 
@@ -72,6 +73,7 @@ def test_greedy_tokens_are_transformers_on_pages_chunks_and_cached_prefixes(plai
     oracle.check_greedy(PROMPTS, plain.tokens[: len(PROMPTS)])
 
 
+@pytest.mark.slow
 def test_without_graphs_and_with_atb_s_attention_too(eager, oracle):
     oracle.check_greedy(PROMPTS, eager.tokens)
 
@@ -86,7 +88,7 @@ def test_speculated_greedy_tokens_are_transformers_with_drafts_kept_and_not(next
         assert num_drawn / 3 < num_verified < num_drawn, "between every draft and none"
 
 
-@pytest.mark.parametrize("run", ["plain", "eager", "nextn"])
+@pytest.mark.parametrize("run", ["plain", pytest.param("eager", marks=pytest.mark.slow), "nextn"])
 def test_long_prompts_were_cut_and_shared_pages_were_found(run, request):
     report = request.getfixturevalue(run)
     assert report.cached_tokens[: len(PROMPTS)] == [0] * (len(PROMPTS) - 1) + [2 * PAGE]

@@ -19,7 +19,9 @@ def run(deepseek, mistake: str):
     return start(deepseek, WAVES, environ=FUSED_ATTENTION, program=program)
 
 
-@pytest.mark.parametrize("mistake", ["stale_lengths", "no_wait_for_results"])
+@pytest.mark.parametrize(
+    "mistake", [pytest.param("stale_lengths", marks=pytest.mark.slow), "no_wait_for_results"]
+)
 def test_a_mistake_makes_every_request_wrong_from_the_first_decoded_token(
     deepseek, oracle, mistake
 ):

@@ -141,6 +141,7 @@ def test_without_its_all_reduces_tokens_are_wrong(guessable, exact):
     assert all(judgement.wrong for judgement in judged), judged
 
 
+@pytest.mark.slow
 def test_ranks_that_keep_their_own_draws_differ(guessable):
     waves = [requests(PROMPTS[:1], max_new_tokens=6, temperature=TEMPERATURE, top_p=TOP_P)]
     program = ("npu_emulation.mutated_ranks", "own_draws")
