@@ -7,9 +7,9 @@ bfloat16 moves two logits apart at this place, which is twice transformers' larg
 token in ten may be right that way, so that the allowance hides no error that comes back.
 
 A router is less steady than logits are: rounding that sends an earlier token to another expert
-moves these by more than transformers' own error at the place shows (seen: 0.7 nats; with that
-expert transformers says the served token). So a model of experts may be wrong once in 200 tokens
-where a test says that its server rounds in no fixed order.
+moves these by more than transformers' own error at the place shows (seen: 0.7 nats). So a token of
+a model of experts is compared with other roundings too: transformers in bfloat16 again, each
+product rounded up or down by chance.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ CLASSES = {
     "hy_v3": HYV3ForCausalLM,
     "qwen3_moe": Qwen3MoeForCausalLM,
 }
+
+
+# Of a router that is sent elsewhere by one rounding in eight, 32 leave one case in 70 unseen.
+NUM_ROUNDINGS = 32
 
 
 @dataclass(frozen=True)
@@ -70,20 +75,40 @@ class Oracle:
         exact = self.logits(torch.float32, prompt, output)
         served = torch.tensor(output)
         same = served == rounded.argmax(-1)
-        gap = exact.amax(-1) - exact.gather(1, served[:, None])[:, 0]
-        tie = gap <= 2 * (rounded - exact).abs().amax(-1)
-        wrong = (~same & ~tie).nonzero()[:, 0].tolist()
-        return Judgement(len(output), int((~same & tie).sum()), wrong)
+        moved = 2 * (rounded - exact).abs().amax(-1)
+        right = same | (_below_largest(exact, served) <= moved)
+        if self.has_experts:
+            for seed in range(NUM_ROUNDINGS):
+                if right.all():
+                    break
+                rounded_by_chance = self.logits_rounded_by_chance(seed, prompt, output)
+                right |= _below_largest(rounded_by_chance, served) <= moved
+        return Judgement(len(output), int((~same & right).sum()), (~right).nonzero()[:, 0].tolist())
 
-    def check_greedy(
-        self, prompts: Sequence[list[int]], outputs: Sequence[list[int]], any_order: bool = False
-    ) -> None:
-        """No token is wrong, and at most one in ten owes that to a tie; `any_order`: one in 200 may
-        be wrong if the model routes to experts."""
+    def logits_rounded_by_chance(
+        self, seed: int, prompt: Sequence[int], output: Sequence[int]
+    ) -> Tensor:
+        """``logits`` in bfloat16, of products of which each number is rounded up or down, by how
+        near it is. float32 ones, the router's, are not."""
+        generator = torch.Generator().manual_seed(seed)
+
+        def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+            exact = linear(x.float(), weight.float(), None if bias is None else bias.float())
+            if x.dtype == torch.float32:
+                return exact
+            discarded = torch.randint(1 << 16, exact.shape, generator=generator, dtype=torch.int32)
+            bits = exact.view(torch.int32) + discarded
+            return (bits & -(1 << 16)).view(torch.float32).bfloat16()
+
+        linear = torch.nn.functional.linear
+        with patch.object(torch.nn.functional, "linear", product):
+            return self.logits(torch.bfloat16, prompt, output)
+
+    def check_greedy(self, prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> None:
+        """No token is wrong, and at most one in ten owes that to a tie."""
         judged = [self.greedy(*pair) for pair in zip(prompts, outputs, strict=True)]
         num_tokens = sum(judgement.num_tokens for judgement in judged)
-        num_wrong = sum(len(judgement.wrong) for judgement in judged)
-        assert 200 * num_wrong <= (num_tokens if any_order and self.has_experts else 0), judged
+        assert not any(judgement.wrong for judgement in judged), judged
         assert 10 * sum(judgement.num_ties for judgement in judged) <= num_tokens, judged
 
     def summary(self, prompts: Sequence[list[int]], outputs: Sequence[list[int]]) -> str:
@@ -108,3 +133,8 @@ class Oracle:
         least = ordered.gather(1, num_kept - 1)[:, 0]
         served = exact.gather(1, torch.tensor(output)[:, None])[:, 0]
         return (served < least - 2 * moved).nonzero()[:, 0].tolist()
+
+
+def _below_largest(logits: Tensor, tokens: Tensor) -> Tensor:
+    """[places]: by how much the token's logit is below the largest one."""
+    return logits.amax(-1) - logits.gather(1, tokens[:, None])[:, 0]
