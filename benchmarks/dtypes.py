@@ -153,4 +153,4 @@ def print_table(report: dict[str, Any], batches: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    run(main, "--rounds 1 --max-new-tokens 8")
+    run(main, "--model nano-deepseek --rounds 1 --max-new-tokens 8")

@@ -167,4 +167,4 @@ def print_table(report: dict[str, Any], batches: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    run(main, "--batch 1 --rounds 1 --max-new-tokens 8")
+    run(main, "--model nano-deepseek --batch 1 --rounds 1 --max-new-tokens 8")

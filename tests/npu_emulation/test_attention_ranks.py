@@ -153,10 +153,12 @@ def test_a_rank_that_decodes_goes_on_when_the_other_has_prefilled(mtp):
     assert {ours for ours, theirs in pairs if theirs == "EXTEND"} <= {"EXTEND", "IDLE"}
 
 
+@pytest.mark.slow
 def test_plain_decode_has_transformers_tokens(plain, exact):
     plain.check_greedy(exact, UNEVEN, IDLE)
 
 
+@pytest.mark.slow
 def test_no_rank_s_step_waits_for_more_than_its_results(mtp, plain):
     for ours, others in zip(mtp.ranks, plain.ranks, strict=True):
         for wave in (UNEVEN, MIXED):

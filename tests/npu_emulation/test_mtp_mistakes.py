@@ -39,6 +39,7 @@ def test_a_mistake_makes_every_request_wrong(deepseek, oracle, mistake):
     assert all(judgement.wrong for judgement in judged), judged
 
 
+@pytest.mark.slow
 def test_lengths_copied_from_memory_that_is_written_again_make_a_request_wrong(deepseek, oracle):
     process, report = run(deepseek, "one_buffer_for_lengths", ENDING_A_PAGE, max_new_tokens=20)
     assert report is not None, process.stderr[-3000:]

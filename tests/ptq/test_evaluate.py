@@ -154,6 +154,7 @@ def test_a_ratio_to_the_last_is_paired():
         assert found[name]["interval_95"] == pytest.approx([ratio, ratio])
 
 
+@pytest.mark.slow
 def test_a_bootstrap_interval_holds_the_true_mean_95_times_in_100():
     """400 experiments of 60 texts whose true mean is known; coverage has its own binomial noise."""
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,5 @@
-"""Greedy tokens with MTP are those without it: 208 prompts a model, overlapped, 1 and 16 at once.
+"""Greedy tokens with MTP are those without it, overlapped, 1 and 16 requests at once: 208 prompts
+of nano-deepseek, 52 of smollm2-mtp.
 
 In fp32 they are identical. In bf16 a token may differ only where bf16 does not tell the two apart
 (greedy_oracle.py), and in no more than half of the replies.
@@ -27,6 +28,8 @@ from server_pool import ServerPool
 from serving_prompts import lossless_mix
 
 NUM_PROMPTS = 208
+# smollm2-mtp is served every fourth of them: a processor with AVX2 alone takes a second a prompt.
+GREEDY_STRIDE = {"nano-deepseek": 1, "smollm2-mtp": 4}
 NEW_TOKENS = {"nano-deepseek": 24, "smollm2-mtp": 16}
 # One request at a time costs a forward a step; these still span more than one.
 NEW_TOKENS_ALONE = {"nano-deepseek": 8, "smollm2-mtp": 4}
@@ -94,6 +97,7 @@ def test_greedy_tokens_do_not_change(
     pair: list[LaunchedServer], prompts: Prompts, model: str, reference: ReferenceModel
 ) -> None:
     plain, mtp = pair
+    prompts = prompts[:: GREEDY_STRIDE[model]]
     assert plain.info()["disable_overlap_schedule"] is False
     assert mtp.info()["disable_overlap_schedule"] is False
     expected, at_16 = ask_both(
@@ -101,13 +105,13 @@ def test_greedy_tokens_do_not_change(
     )
     alone = mtp.generate_each(prompts, greedy(NEW_TOKENS_ALONE[model]), 1)
 
-    assert len({tuple(prompt) for prompt in prompts}) == NUM_PROMPTS
+    assert len({tuple(prompt) for prompt in prompts}) == NUM_PROMPTS // GREEDY_STRIDE[model]
     assert all(len(reply.tokens) == NEW_TOKENS[model] for reply in expected + at_16)
     for found in (at_16, alone):
         wrong = differences(prompts, expected, found)
         assert not wrong, [difference.describe(reference) for difference in wrong]
     assert max(mtp.logged_batch_sizes("Decode")) >= 16
-    assert sum(reply.cached_tokens > 0 for reply in alone) > NUM_PROMPTS // 2
+    assert sum(reply.cached_tokens > 0 for reply in alone) > len(prompts) // 2
     print(
         f"tokens per step: {tokens_per_step(at_16):.2f} at 16, {tokens_per_step(alone):.2f} alone"
     )
