@@ -49,6 +49,7 @@ def accepts_rows(x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | N
 def linear_packed(
     x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
+    assert weight.packed is not None, "accepts_rows declines a weight that was not packed"
     if x.dtype == weight.packed.dtype:
         return torch.ops.mkldnn._linear_pointwise(x, weight.packed, bias, "none", [], "")
     wide_bias = None if bias is None else bias.float()
