@@ -40,7 +40,7 @@ def prepare_packed(weight: torch.Tensor) -> PreparedWeight:
 
 
 def accepts_rows(x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | None = None) -> bool:
-    """oneDNN has no product of no rows. One row reads the weight once, and half of it in bfloat16."""
+    """oneDNN has no product of no rows. One row of bfloat16 reads less where it is not packed."""
     if weight.packed is None or x.dtype != weight.dense.dtype or x.numel() == 0:
         return False
     return x.dtype == weight.packed.dtype or x.numel() > x.shape[-1]
