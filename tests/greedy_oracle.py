@@ -76,13 +76,13 @@ class Oracle:
         served = torch.tensor(output)
         same = served == rounded.argmax(-1)
         moved = 2 * (rounded - exact).abs().amax(-1)
-        right = same | (_below_largest(exact, served) <= moved)
+        right = same | (below_largest(exact, served) <= moved)
         if self.has_experts:
             for seed in range(NUM_ROUNDINGS):
                 if right.all():
                     break
                 rounded_by_chance = self.logits_rounded_by_chance(seed, prompt, output)
-                right |= _below_largest(rounded_by_chance, served) <= moved
+                right |= below_largest(rounded_by_chance, served) <= moved
         return Judgement(len(output), int((~same & right).sum()), (~right).nonzero()[:, 0].tolist())
 
     def logits_rounded_by_chance(
@@ -135,6 +135,6 @@ class Oracle:
         return (served < least - 2 * moved).nonzero()[:, 0].tolist()
 
 
-def _below_largest(logits: Tensor, tokens: Tensor) -> Tensor:
+def below_largest(logits: Tensor, tokens: Tensor) -> Tensor:
     """[places]: by how much the token's logit is below the largest one."""
     return logits.amax(-1) - logits.gather(1, tokens[:, None])[:, 0]

@@ -27,6 +27,7 @@ from npu_emulation.attention_waves import (
     of_both,
 )
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget, decodes, tokens_per_step
+from npu_emulation.quick import slow_but
 from npu_emulation.report import Iteration, Report
 from npu_emulation.sglang_runs import FUSED_ATTENTION, chat_prompts, served, start
 from npu_emulation.test_mtp import QUESTIONS
@@ -37,9 +38,6 @@ HEADS = {
     "shared-head": (),
     "local-head": ("--enable-dp-lm-head", "--moe-dense-tp-size", "1"),
 }
-each_head = [
-    name if name == "shared-head" else pytest.param(name, marks=pytest.mark.slow) for name in HEADS
-]
 MAX_SECONDS = 1800
 pytestmark = pytest.mark.timeout(MAX_SECONDS)
 
@@ -77,7 +75,7 @@ def served_by_mtp(folder: Path, waves: Sequence[Any], *flags: str, **kwargs: Any
     return served_by_ranks(folder, waves, *MTP, *SHORT_CONTEXT, *flags, **kwargs)
 
 
-@pytest.fixture(scope="module", params=each_head)
+@pytest.fixture(scope="module", params=slow_but("shared-head", HEADS))
 def head(request: pytest.FixtureRequest) -> tuple[str, ...]:
     return HEADS[request.param]
 
@@ -182,10 +180,7 @@ def test_nano_deepseek_s_step_keeps_its_budget_in_both_ranks():
 PARTING = {"skipped_drafts": IDLE, "own_choice_of_graph": UNEVEN}
 
 
-@pytest.mark.parametrize(
-    "mistake",
-    ["skipped_drafts", pytest.param("own_choice_of_graph", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("mistake", slow_but("skipped_drafts", PARTING))
 def test_ranks_that_part_would_hang(guessable, mistake):
     """A rank without requests that leaves a forward out; ranks with one request and with two, each
     with the graph of its own."""

@@ -14,14 +14,13 @@ from greedy_oracle import Oracle
 from quantized_oracle import QuantizedOracle
 from serving.quantized_checkpoints import write_quantized
 
-from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, tokens_per_step
+from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, served_by_mtp, tokens_per_step
 from npu_emulation.report import Report, Steady
 from npu_emulation.sglang_runs import (
     FUSED_ATTENTION,
     chat_prompts,
     prompt,
     requests,
-    served,
     start,
 )
 from npu_emulation.test_mtp import CHUNKS_OF_A_PAGE, DEEPSEEK, GRAPH_OF_4, PAGE, QUESTIONS
@@ -31,10 +30,6 @@ PROLOG = {"SGLANG_NPU_USE_MLAPO": "1"}
 WRITE = "aclnnKvRmsNormRopeCache"  # of the latent and the rotated keys, in one launch
 LONG = prompt(PAGE + 20, seed=3)
 LATER = [*LONG, 77, 78, 79]  # behind the page that they share
-
-
-def run(folder: Path, waves: list, *flags: str, environ: dict[str, str] | None = None) -> Report:
-    return served(folder, waves, (*MTP, *SHORT_CONTEXT, *flags), FUSED_ATTENTION | (environ or {}))
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +49,12 @@ def judge(nano) -> Oracle:
 
 @pytest.fixture(scope="module")
 def fused(nano, chats) -> Report:
-    return run(nano, [requests(chats, max_new_tokens=16)], *GRAPH_OF_4, environ=PROLOG)
+    return served_by_mtp(nano, [requests(chats, max_new_tokens=16)], *GRAPH_OF_4, environ=PROLOG)
 
 
 @pytest.fixture(scope="module")
 def apart(nano, chats) -> Report:
-    return run(nano, [requests(chats, max_new_tokens=16)], *GRAPH_OF_4)
+    return served_by_mtp(nano, [requests(chats, max_new_tokens=16)], *GRAPH_OF_4)
 
 
 def launched(report: Report, forward: str) -> Counter[str]:
@@ -100,7 +95,7 @@ def num_kernels(report: Report) -> int:
 def test_keys_of_sglang_s_prefill_and_of_the_prolog_lie_in_one_cache(scaled):
     """A prompt of more than a page in chunks, and one behind its first page."""
     waves = [requests([tokens], max_new_tokens=24) for tokens in (LONG, LATER)]
-    report = run(scaled, waves, *GRAPH_OF_4, *CHUNKS_OF_A_PAGE, environ=PROLOG)
+    report = served_by_mtp(scaled, waves, *GRAPH_OF_4, *CHUNKS_OF_A_PAGE, environ=PROLOG)
     assert report.names.items() >= DEEPSEEK.items()
     assert report.cached_tokens == [0, PAGE]
     Oracle(scaled).check_greedy([LONG, LATER], report.tokens)
@@ -119,7 +114,7 @@ def scaled(tmp_path_factory) -> Path:
 def test_the_products_of_a_quantized_checkpoint_precede_it_too(nano, chats, tmp_path):
     folder = write_quantized(nano, tmp_path / "int8", "W8A8_DYNAMIC")
     waves = [requests(chats, max_new_tokens=8)]
-    report = run(folder, waves, *GRAPH_OF_4, environ=PROLOG)
+    report = served_by_mtp(folder, waves, *GRAPH_OF_4, environ=PROLOG)
     names = launched(report, "EXTEND")
     assert any(name.startswith(WRITE) for name in names)
     assert any(name.startswith("aclnnQuantMatmul") for name in names)
@@ -158,7 +153,7 @@ def test_two_ranks_have_transformers_tokens(scaled):
     """Each multiplies by its heads' part of the absorbed weights; both write the same cache."""
     prompts = [LONG, prompt(9, seed=0)]
     flags = ("--tp-size", "2", "--cuda-graph-bs-decode", "2")
-    report = run(scaled, [requests(prompts, max_new_tokens=8)], *flags, environ=PROLOG)
+    report = served_by_mtp(scaled, [requests(prompts, max_new_tokens=8)], *flags, environ=PROLOG)
     judge = Oracle(scaled)
     for rank in (report, *report.other_ranks):
         assert rank.left_undone == []

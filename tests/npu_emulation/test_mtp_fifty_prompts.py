@@ -16,6 +16,7 @@ from serving.serving_prompts import lossless_mix
 from transformers import AutoTokenizer
 
 from npu_emulation.mtp_runs import served_by_mtp, tokens_per_step
+from npu_emulation.quick import slow_but
 from npu_emulation.sglang_runs import EAGER, requests
 from npu_emulation.test_mtp import CLASSES, DEEPSEEK
 from sglang_ascend.models.catalog import model_path
@@ -43,7 +44,7 @@ def prompts_of(folder: Path) -> list[list[int]]:
     return [tokens for tokens in mix[::2] + mix[1::2] if len(tokens) <= LONGEST][:NUM_PROMPTS]
 
 
-@pytest.mark.parametrize("mode", ["graph", pytest.param("eager", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", slow_but("graph", MODES))
 @pytest.mark.parametrize(
     "model", ["nano-deepseek", pytest.param("smollm2-mtp", marks=pytest.mark.slow)]
 )

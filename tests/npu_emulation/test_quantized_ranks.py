@@ -18,6 +18,7 @@ from serving.quantized_checkpoints import write_quantized
 
 from npu_emulation.attention_waves import in_turn
 from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT, check_budget, decodes, tokens_per_step
+from npu_emulation.quick import slow_but
 from npu_emulation.report import Report
 from npu_emulation.sglang_runs import FUSED_ATTENTION, chat_prompts, served
 from npu_emulation.test_attention_ranks import TWO
@@ -81,10 +82,7 @@ def check_greedy(
         oracle.check_greedy(own, report.tokens)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param("data-parallel attention", marks=pytest.mark.slow), "experts"],
-)
+@pytest.fixture(scope="module", params=slow_but("experts", DEPLOYMENTS))
 def how(request: pytest.FixtureRequest) -> Deployment:
     return DEPLOYMENTS[request.param]
 
