@@ -25,6 +25,7 @@ REPLY_TIMEOUT_S = 900
 PR_SET_PDEATHSIG = 1
 SERVER_PORTS = range(10000, 22000)
 TRIES = 64
+STARTS = 3
 _LIBC = ctypes.CDLL(None)  # loaded before any fork
 # A proxy of the environment is not for this machine's own address.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -44,12 +45,22 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.log_path = log_path
+        self._command = [*program, *arguments]
+        self._environment = _environment(environment or {})
+        self._num_starts = 0
+        self._start()
+
+    def _start(self) -> None:
+        self._num_starts += 1
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        with log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*program, *arguments, "--host", "127.0.0.1", "--port", str(self.port)],
-                env=_environment(environment or {}),
+        self._process = self._begun(["--host", "127.0.0.1", "--port", str(self.port)])
+
+    def _begun(self, address: list[str]) -> subprocess.Popen[bytes]:
+        with self.log_path.open("wb") as log:
+            return subprocess.Popen(
+                [*self._command, *address],
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -63,11 +74,18 @@ class ServerProcess:
         return self._process.pid
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Raises RuntimeError with the log's tail if the server dies or takes too long."""
+        """Raises RuntimeError with the log's tail if the server dies or takes too long.
+
+        SGLang chooses ports seconds before it binds them. Where another process was faster the
+        server dies, and is started again.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise RuntimeError(f"the server died at start:\n{self.log_tail()}")
+                if self._num_starts == STARTS or not self._found_a_port_taken():
+                    raise RuntimeError(f"the server died at start:\n{self.log_tail()}")
+                self.stop()
+                self._start()
             if self.is_healthy():
                 return
             time.sleep(0.3)
@@ -95,6 +113,9 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+
+    def _found_a_port_taken(self) -> bool:
+        return "address already in use" in self.log().lower()
 
     def log(self) -> str:
         return self.log_path.read_text(encoding="utf-8", errors="replace")
