@@ -3,7 +3,8 @@ with the other ranks' processes over gloo.
 
 A rank whose work runs as late as possible can keep a peer waiting for ever, because the hosts may
 wait for each other; a real device would go on by itself. So a thread of each rank lets its device
-work up to a collective at which a peer has stood for PATIENCE seconds.
+work up to a collective at which a peer has stood for PATIENCE seconds, or stands while this rank's
+host waits for the peers' hosts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import ctypes
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -138,7 +140,7 @@ class Communicator:
             return
         if self._awaited != number:
             self._awaited, self._since = number, time.monotonic()
-        elif time.monotonic() > self._since + PATIENCE:
+        if _hosts_meet or time.monotonic() > self._since + PATIENCE:
             runtime.npu_emulation_run_to_collective(self.handle, number)
 
     def _broadcast(self, tensor: torch.Tensor, root: int) -> None:
@@ -161,6 +163,20 @@ def _reduced(
     for part in parts[1:]:
         result = operation(result, part)
     return result
+
+
+_hosts_meet = False
+
+
+@contextmanager
+def hosts_meet() -> Iterator[None]:
+    """Around what keeps this host until its peers' have come to it, who may wait for the device."""
+    global _hosts_meet
+    _hosts_meet = True
+    try:
+        yield
+    finally:
+        _hosts_meet = False
 
 
 _roots: list[TCPStore] = []

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from npu_emulation.collectives import has_run
+from npu_emulation.collectives import has_run, hosts_meet
 from npu_emulation.counters import counted, left_undone
 from npu_emulation.device_work import raise_failures, seconds_of_work
 from npu_emulation.followers import own_rank
@@ -56,7 +56,9 @@ class CountedLoop:
         if self._turn is not None:
             next(self._turn, None)
         asked = self._next_wave()
-        self._take(self.scheduler.request_receiver._broadcast_reqs_across_ranks(asked))
+        with hosts_meet():
+            asked = self.scheduler.request_receiver._broadcast_reqs_across_ranks(asked)
+        self._take(asked)
         self._turn = self._counted_turn()
         next(self._turn)
         return []
@@ -186,7 +188,8 @@ def _in_every_rank(is_finished: bool) -> bool:
         return is_finished
     finished = torch.tensor([is_finished], dtype=torch.int32)
     minimum, hosts = torch.distributed.ReduceOp.MIN, parallel.tp_group.cpu_group
-    torch.distributed.all_reduce(finished, minimum, group=hosts)
+    with hosts_meet():
+        torch.distributed.all_reduce(finished, minimum, group=hosts)
     return bool(finished.item())
 
 
