@@ -7,7 +7,6 @@ server serves until its input ends, for the decode server still asks after it.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import begun
 import requests
 
 from npu_emulation.followers import end_with, own_rank
@@ -85,9 +85,9 @@ def until_input_ends(waves: Waves) -> Iterator[Sequence[Request]]:
 class PrefillServer:
     def __init__(self, report: Path) -> None:
         self.report = report
-        command = [sys.executable, *sys.orig_argv[1:], "--json", str(report)]
-        environ = os.environ | {MODE: PREFILL}
-        self.process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE)
+        stdin, self._input = os.pipe()
+        self.process = begun.again(["--json", str(report)], os.environ | {MODE: PREFILL}, stdin)
+        os.close(stdin)
         threading.Thread(target=end_with, args=(self.process,), daemon=True).start()
 
     def when_ready(self, waves: Waves) -> Iterator[Sequence[Request]]:
@@ -96,8 +96,7 @@ class PrefillServer:
         yield from waves
 
     def finish(self) -> Report:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        os.close(self._input)
         self.process.wait()
         return Report.from_json(self.report.read_text())
 

@@ -7,14 +7,17 @@ report.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
+
+import begun
 
 from npu_emulation.report import Report
 
 RANK = "NPU_EMULATION_RANK"
+TP_SIZE = ("--tp-size", "--tensor-parallel-size")
 
 
 def own_rank() -> int:
@@ -26,10 +29,7 @@ class Followers:
         """`arguments` are added to this process's own."""
         self.reports = {rank: folder / f"rank-{rank}.json" for rank in range(1, num_ranks)}
         self.processes = [
-            subprocess.Popen(
-                [sys.executable, *sys.orig_argv[1:], "--json", str(report), *arguments],
-                env=os.environ | {RANK: str(rank)},
-            )
+            begun.again(["--json", str(report), *arguments], os.environ | {RANK: str(rank)})
             for rank, report in self.reports.items()
         ]
         for process in self.processes:
@@ -41,7 +41,7 @@ class Followers:
         return [Report.from_json(report.read_text()) for report in self.reports.values()]
 
 
-def end_with(follower: subprocess.Popen[bytes]) -> None:
+def end_with(follower: Any) -> None:
     """A process that stopped would be waited for."""
     if follower.wait() != 0:
         print("npu_emulation: another process of the server stopped.", file=sys.stderr, flush=True)

@@ -22,7 +22,7 @@ import torch
 
 from npu_emulation.disaggregation import Waves, serve_apart
 from npu_emulation.environment import DEVICES
-from npu_emulation.followers import Followers, own_rank
+from npu_emulation.followers import TP_SIZE, Followers, own_rank
 from npu_emulation.report import Report, Request
 from npu_emulation.serving import serve
 from sglang_ascend.bench.server import free_port
@@ -32,8 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m npu_emulation.serve", description=__doc__)
     parser.add_argument("--requests", type=Path, required=True)
     parser.add_argument("--json", type=Path, help="where the report goes, instead of the output")
-    tp_size = ("--tp-size", "--tensor-parallel-size")
-    parser.add_argument(*tp_size, type=int, default=1, help="ranks, each a process and a device")
+    parser.add_argument(*TP_SIZE, type=int, default=1, help="ranks, each a process and a device")
     parser.add_argument("--seed-per-rank", action="store_true", help="ranks do not draw alike")
     parser.add_argument("--disaggregated", action="store_true", help="another server prefills")
     options, arguments = parser.parse_known_args()

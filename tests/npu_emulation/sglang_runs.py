@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from begun import template
+
+from benchmarks.npu_step import AUTOLOAD
+from npu_emulation.environment import DEVICES
+from npu_emulation.followers import TP_SIZE
 from npu_emulation.report import Report
 
 GREEDY = {"temperature": 0.0, "max_new_tokens": 10, "ignore_eos": True}
@@ -61,15 +67,34 @@ def start(
         asked, report = Path(temporary) / "requests.json", Path(temporary) / "report.json"
         asked.write_text(json.dumps(waves))
         files = ["--requests", str(asked), "--json", str(report)]
-        command = [sys.executable, "-m", *program, *files, "--model-path", str(folder)]
-        process = subprocess.run(
-            [*command, *FLAGS, *flags],
-            env=os.environ | (environ or {}),
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
+        command = [*program, *files, "--model-path", str(folder), *FLAGS, *flags]
+        process = _run(command, os.environ | (environ or {}), Path(temporary), timeout)
         return process, Report.from_json(report.read_text()) if report.exists() else None
+
+
+def _run(
+    command: list[str], environ: dict[str, str], folder: Path, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """As ``subprocess.run`` of `python -m COMMAND`."""
+    with (folder / "out").open("w+") as out, (folder / "errors").open("w+") as errors:
+        streams = (os.open(os.devnull, os.O_RDONLY), out.fileno(), errors.fileno())
+        # torch_npu counts the devices once, and may be left out of the process that asks.
+        imported = {DEVICES: _ranks(command), AUTOLOAD: environ.get(AUTOLOAD, "1")}
+        process = template(**imported).begin(command, environ, *streams)
+        os.close(streams[0])
+        try:
+            status = process.wait(timeout)
+        except TimeoutError:
+            os.kill(process.pid, signal.SIGKILL)
+            raise
+        out.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(command, status, out.read(), errors.read())
+
+
+def _ranks(command: list[str]) -> str:
+    sizes = [size for flag, size in pairwise(command) if flag in TP_SIZE]
+    return sizes[0] if sizes else "1"
 
 
 def served(*args: Any, **kwargs: Any) -> Report:

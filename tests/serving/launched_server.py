@@ -96,8 +96,8 @@ class LaunchedServer(ServerProcess):
     """A running server and its client."""
 
     def __init__(self, config: ServerConfig, log_path: Path) -> None:
-        super().__init__(config.arguments(), log_path, config.program, config.environment())
         self.config = config
+        super().__init__(config.arguments(), log_path, config.program, config.environment())
 
     def logged_batch_sizes(self, kind: str) -> list[int]:
         """Requests of every logged "Decode" batch, or new sequences of every "Prefill" one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from begun_servers import BegunServer
 from launched_server import LaunchedServer, ServerConfig
 
 
@@ -24,7 +25,7 @@ class ServerPool:
             for config in missing:
                 self._num_started += 1
                 log = self._log_folder / f"server{self._num_started}.log"
-                self._alive[config] = LaunchedServer(config, log)
+                self._alive[config] = BegunServer(config, log)
             # A health check costs an idle server a second: only new ones are asked.
             for config in missing:
                 self._alive[config].wait_until_ready()

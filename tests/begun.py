@@ -1,0 +1,189 @@
+"""Python programs that begin with packages imported: copies of a process that has done no more.
+
+A server of SGLang imports torch's compiler, transformers and openai's types for ten seconds. Here
+one process, the template, imports them. `python -m MODULE ARGUMENTS` is then a copy of it that runs
+the module from its first line.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sglang_ascend.bench.server import die_with_parent
+
+TEMPLATE = "BEGUN_TEMPLATE"  # its socket, in the environment of what it has begun
+MAX_REQUEST = 1 << 20
+# What takes a server longest; neither SGLang nor this plugin is among it.
+IMPORTED = [
+    "torch._inductor.compile_fx",
+    "torch._dynamo.repro.after_dynamo",
+    "transformers.activations",
+    "transformers.modeling_gguf_pytorch_utils",
+    "transformers.modeling_layers",
+    "transformers.models.whisper.modeling_whisper",
+    "openai.types.realtime",
+    "openai.types.responses",
+    "triton",
+    "timm.data",
+    "gguf",
+    "compressed_tensors.config",
+    "fastapi",
+    "aiohttp.web",
+    "requests",
+    "IPython.display",
+    "xgrammar",
+]
+
+
+class Template:
+    """A process that has imported IMPORTED, of that what is installed, in this environment."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._address = str(Path(self._folder.name) / "socket")
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, self._address],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),  # torch_npu prints when it is loaded
+            preexec_fn=die_with_parent,
+        )
+        atexit.register(self.stop)
+
+    def begin(self, arguments: Sequence[str], environ: Mapping[str, str], *streams: int) -> Program:
+        """`python -m ARGUMENTS` with files for its input, output and errors, in a session of its
+        own."""
+        while not Path(self._address).exists():
+            if self._process.poll() is not None:
+                raise RuntimeError("the template of begun processes has ended.")
+            time.sleep(0.05)
+        return _begin(self._address, arguments, {**environ, TEMPLATE: self._address}, streams)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._folder.cleanup()
+
+
+@cache
+def template(**variables: str) -> Template:
+    """The one with this process's environment and what packages read of it as they are imported."""
+    return Template(os.environ | variables)
+
+
+class Program:
+    """A program that has been begun; ``pid`` is also its session's."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._status, self._lock = connection, None, threading.Lock()
+        self.pid = int(self._received())
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(TimeoutError):
+            return self.wait(1e-6)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status, as ``subprocess.Popen.wait`` gives it, to any thread. Raises
+        TimeoutError."""
+        with self._lock:
+            if self._status is None:
+                self._connection.settimeout(timeout)
+                self._status = int(self._received())
+            return self._status
+
+    def _received(self) -> bytes:
+        received = self._connection.recv(MAX_REQUEST)
+        if not received:
+            raise RuntimeError("the template of begun processes has ended.")
+        return received
+
+
+def again(arguments: Sequence[str], environ: Mapping[str, str], stdin: int | None = None) -> Any:
+    """The command of this process with more arguments, begun as it was; has ``wait``."""
+    command = [*sys.orig_argv[1:], *arguments]
+    if TEMPLATE not in environ:
+        return subprocess.Popen([sys.executable, *command], env=dict(environ), stdin=stdin)
+    streams = (0 if stdin is None else stdin, 1, 2)
+    return _begin(environ[TEMPLATE], command[1:], environ, streams)
+
+
+def _begin(
+    address: str, arguments: Sequence[str], environ: Mapping[str, str], streams: Sequence[int]
+) -> Program:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(address)
+    request = json.dumps([list(arguments), dict(environ), os.getcwd()]).encode()
+    socket.send_fds(connection, [request], list(streams))
+    return Program(connection)
+
+
+def main(address: str) -> str:
+    """Serves requests for ever; returns in each copy, with the module that it is to run."""
+    for module in IMPORTED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"{address}.new")
+        listener.listen(64)
+        os.rename(f"{address}.new", address)
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a keeper needs no burial
+        while True:
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                break
+            connection.close()
+    return keep(connection)
+
+
+def keep(connection: socket.socket) -> str:
+    """Forks the program, says its pid and, when it ends, its status; returns in the program."""
+    die_with_parent()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    request, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST, 3)
+    program = os.fork()
+    if program == 0:
+        connection.close()
+        return become(*json.loads(request), streams)
+    for stream in streams:
+        os.close(stream)
+    with contextlib.suppress(BrokenPipeError):  # whoever began it may have ended
+        connection.send(str(program).encode())
+        _, status = os.waitpid(program, 0)
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def become(arguments: list[str], environ: dict[str, str], folder: str, streams: list[int]) -> str:
+    os.setsid()
+    die_with_parent()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(folder)
+    sys.path[0] = folder
+    os.environ.clear()
+    os.environ.update(environ)
+    sys.argv = arguments
+    sys.orig_argv = [sys.executable, "-m", *arguments]
+    return arguments[0]
+
+
+if __name__ == "__main__":
+    runpy.run_module(main(sys.argv[1]), run_name="__main__", alter_sys=True)

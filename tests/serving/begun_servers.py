@@ -1,0 +1,24 @@
+"""The servers of the pool, begun as copies of a process that has imported what is not SGLang's."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from begun import template
+from launched_server import LaunchedServer
+
+from benchmarks.server import LAUNCH
+
+
+class BegunServer(LaunchedServer):
+    """A server that begins so where it would not know."""
+
+    def _begun(self, address: list[str]) -> Any:
+        # A sitecustomize.py is to run before any import, as in a process that Python starts.
+        if self.config.program != LAUNCH or "PYTHONPATH" in self.config.environment():
+            return super()._begun(address)
+        command = [LAUNCH[-1], *self.config.arguments(), *address]
+        with self.log_path.open("wb") as log, open(os.devnull, "rb") as nothing:
+            streams = (nothing.fileno(), log.fileno(), log.fileno())
+            return template().begin(command, self._environment, *streams)
