@@ -1,0 +1,76 @@
+"""A begun program is `python -m MODULE ARGUMENTS`: its arguments, environment, folder, streams,
+exit status and session are its own. Of SGLang, torch_npu and the plugin nothing is imported before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from begun import Program, template
+
+PROGRAM = """
+import json, os, sys
+ours = ("sglang.", "torch_npu.", "sglang_ascend.plugin.")
+print(json.dumps({
+    "name": __name__,
+    "arguments": sys.argv[1:],
+    "command": sys.orig_argv[1:],
+    "environ": sorted(set(os.environ) - {"LC_CTYPE", "BEGUN_TEMPLATE"}),
+    "leads_its_session": os.getsid(0) == os.getpid(),
+    "has_torch": "torch" in sys.modules,
+    "imported": [name for name in sys.modules if f"{name}.".startswith(ours)],
+    "input": sys.stdin.read(),
+}))
+print("an error", file=sys.stderr)
+sys.exit(3)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the programs lie, and this process is."""
+    (tmp_path / "said.py").write_text(PROGRAM)
+    (tmp_path / "sleeps.py").write_text("import time; time.sleep(600)")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def begin(folder: Path, *command: str) -> Program:
+    (folder / "input").write_text("asked")
+    with (
+        (folder / "input").open() as given,
+        (folder / "output").open("w") as output,
+        (folder / "errors").open("w") as errors,
+    ):
+        streams = (stream.fileno() for stream in (given, output, errors))
+        return template().begin(command, {"ITS_OWN": "1"}, *streams)
+
+
+def test_it_runs_as_python_runs_a_module(folder: Path) -> None:
+    program = begin(folder, "said", "--flag", "value")
+    assert program.wait() == program.wait() == program.poll() == 3
+    assert (folder / "errors").read_text() == "an error\n"
+    assert json.loads((folder / "output").read_text()) == {
+        "name": "__main__",
+        "arguments": ["--flag", "value"],
+        "command": ["-m", "said", "--flag", "value"],
+        "environ": ["ITS_OWN"],
+        "leads_its_session": True,
+        "has_torch": True,
+        "imported": [],
+        "input": "asked",
+    }
+
+
+def test_a_killed_one_is_waited_for_and_has_the_signals_status(folder: Path) -> None:
+    program = begin(folder, "sleeps")
+    assert program.poll() is None
+    with pytest.raises(TimeoutError):
+        program.wait(0.1)
+    os.killpg(program.pid, signal.SIGKILL)
+    assert program.wait() == program.poll() == -signal.SIGKILL
+    assert not Path(f"/proc/{program.pid}").exists()
