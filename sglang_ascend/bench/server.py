@@ -25,7 +25,7 @@ REPLY_TIMEOUT_S = 900
 PR_SET_PDEATHSIG = 1
 SERVER_PORTS = range(10000, 22000)
 TRIES = 64
-STARTS = 3
+MAX_STARTS = 3
 _LIBC = ctypes.CDLL(None)  # loaded before any fork
 # A proxy of the environment is not for this machine's own address.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -82,7 +82,7 @@ class ServerProcess:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                if self._num_starts == STARTS or not self._found_a_port_taken():
+                if self._num_starts == MAX_STARTS or not self._found_a_port_taken():
                     raise RuntimeError(f"the server died at start:\n{self.log_tail()}")
                 self.stop()
                 self._start()

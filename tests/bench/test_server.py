@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_ascend.bench.server import STARTS, ServerProcess
+from sglang_ascend.bench.server import MAX_STARTS, ServerProcess
 
 # Dies with what SGLang prints, as often as its first argument says, then answers /health.
 SERVER = """
@@ -36,7 +36,7 @@ def started(deaths: int, error: str, folder: Path) -> tuple[ServerProcess, Path]
 
 
 def test_a_server_that_found_its_port_taken_is_started_again(tmp_path: Path) -> None:
-    server, starts = started(STARTS - 1, TAKEN, tmp_path)
+    server, starts = started(MAX_STARTS - 1, TAKEN, tmp_path)
     first_port = server.port
     try:
         server.wait_until_ready()
@@ -44,10 +44,12 @@ def test_a_server_that_found_its_port_taken_is_started_again(tmp_path: Path) -> 
         assert server.url.endswith(f":{server.port}")
     finally:
         server.stop()
-    assert len(starts.read_text().split()) == STARTS
+    assert len(starts.read_text().split()) == MAX_STARTS
 
 
-@pytest.mark.parametrize(("deaths", "error", "expected"), [(1, "no memory", 1), (9, TAKEN, STARTS)])
+@pytest.mark.parametrize(
+    ("deaths", "error", "expected"), [(1, "no memory", 1), (9, TAKEN, MAX_STARTS)]
+)
 def test_another_death_and_one_too_many_are_raised(
     deaths: int, error: str, expected: int, tmp_path: Path
 ) -> None:
