@@ -91,6 +91,11 @@ clean: ## Remove the virtual environment and every build output
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The script decides by content what is out of date; asking it costs a twentieth of a second.
+.PHONY: environments
+environments: ## Make the environments of test-npu-emulated and test-triton-ascend
+	@scripts/npu_emulation.sh $(NPU_VENV) true
+	@scripts/triton-ascend-env.sh $(TRITON_ASCEND_VENV)
+
 .PHONY: venv venv-dev
 venv:
 	@scripts/bootstrap.sh $(VENV)
