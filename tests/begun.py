@@ -75,6 +75,27 @@ class Template:
             time.sleep(0.05)
         return _begin(self._address, arguments, {**environ, TEMPLATE: self._address}, streams)
 
+    def run(
+        self, arguments: Sequence[str], environ: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """As ``subprocess.run`` of `python -m ARGUMENTS` without input. Raises TimeoutError."""
+        with (
+            open(os.devnull) as nothing,
+            tempfile.TemporaryFile("w+") as output,
+            tempfile.TemporaryFile("w+") as errors,
+        ):
+            streams = (stream.fileno() for stream in (nothing, output, errors))
+            program = self.begin(arguments, environ, *streams)
+            try:
+                status = program.wait(timeout)
+            except TimeoutError:
+                os.killpg(program.pid, signal.SIGKILL)
+                raise
+            output.seek(0)
+            errors.seek(0)
+            words = [output.read(), errors.read()]
+            return subprocess.CompletedProcess(list(arguments), status, *words)
+
     def stop(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -68,28 +67,11 @@ def start(
         asked.write_text(json.dumps(waves))
         files = ["--requests", str(asked), "--json", str(report)]
         command = [*program, *files, "--model-path", str(folder), *FLAGS, *flags]
-        process = _run(command, os.environ | (environ or {}), Path(temporary), timeout)
-        return process, Report.from_json(report.read_text()) if report.exists() else None
-
-
-def _run(
-    command: list[str], environ: dict[str, str], folder: Path, timeout: float
-) -> subprocess.CompletedProcess[str]:
-    """As ``subprocess.run`` of `python -m COMMAND`."""
-    with (folder / "out").open("w+") as out, (folder / "errors").open("w+") as errors:
-        streams = (os.open(os.devnull, os.O_RDONLY), out.fileno(), errors.fileno())
+        environ = os.environ | (environ or {})
         # torch_npu counts the devices once, and may be left out of the process that asks.
         imported = {DEVICES: _ranks(command), AUTOLOAD: environ.get(AUTOLOAD, "1")}
-        process = template(**imported).begin(command, environ, *streams)
-        os.close(streams[0])
-        try:
-            status = process.wait(timeout)
-        except TimeoutError:
-            os.kill(process.pid, signal.SIGKILL)
-            raise
-        out.seek(0)
-        errors.seek(0)
-        return subprocess.CompletedProcess(command, status, out.read(), errors.read())
+        process = template(**imported).run(command, environ, timeout)
+        return process, Report.from_json(report.read_text()) if report.exists() else None
 
 
 def _ranks(command: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from begun import template
 from safetensors.torch import load_file, save_file
 
 from sglang_ascend.models.catalog import model_path
@@ -157,9 +159,10 @@ def test_a_bad_start_is_refused_in_one_sentence(
 
 
 def test_the_command_says_it_last_and_exits(command_lines: dict[str, list[str]]) -> None:
+    begun = template()
+
     def launch(name: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "sglang.launch_server", *command_lines[name]]
-        return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        return begun.run(["sglang.launch_server", *command_lines[name]], os.environ, timeout=300)
 
     with ThreadPoolExecutor(2) as pool:
         ended = list(pool.map(launch, WITH_THE_COMMAND))
