@@ -90,12 +90,12 @@ clean: ## Remove the virtual environment and every build output
 	rm -rf $(VENV) $(NPU_VENV) $(NPU_TORCH_2_10_VENV) $(TRITON_ASCEND_VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The script decides by content what is out of date; asking it costs a twentieth of a second.
 .PHONY: environments
 environments: ## Make the environments of test-npu-emulated and test-triton-ascend
 	@scripts/npu_emulation.sh $(NPU_VENV) true
 	@scripts/triton-ascend-env.sh $(TRITON_ASCEND_VENV)
 
+# The script decides by content what is out of date; asking it costs a twentieth of a second.
 .PHONY: venv venv-dev
 venv:
 	@scripts/bootstrap.sh $(VENV)

@@ -52,7 +52,7 @@ IMPORTED = [
 
 
 class Template:
-    """A process that has imported IMPORTED, of that what is installed, in this environment."""
+    """A process that has imported IMPORTED, in this environment."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._folder = tempfile.TemporaryDirectory()
@@ -136,13 +136,12 @@ class Program:
         return received
 
 
-def again(arguments: Sequence[str], environ: Mapping[str, str], stdin: int | None = None) -> Any:
+def again(arguments: Sequence[str], environ: Mapping[str, str], stdin: int = 0) -> Any:
     """The command of this process with more arguments, begun as it was; has ``wait``."""
     command = [*sys.orig_argv[1:], *arguments]
     if TEMPLATE not in environ:
         return subprocess.Popen([sys.executable, *command], env=dict(environ), stdin=stdin)
-    streams = (0 if stdin is None else stdin, 1, 2)
-    return _begin(environ[TEMPLATE], command[1:], environ, streams)
+    return _begin(environ[TEMPLATE], command[1:], environ, (stdin, 1, 2))
 
 
 def _begin(
@@ -158,8 +157,7 @@ def _begin(
 def main(address: str) -> str:
     """Serves requests for ever; returns in each copy, with the module that it is to run."""
     for module in IMPORTED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module)
+        importlib.import_module(module)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.new")
         listener.listen(64)
