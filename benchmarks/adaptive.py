@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,67 +22,78 @@ from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks import command
+from benchmarks.adaptive_points import ADAPTIVE, PLAIN, Point, cycles_of, mean_contexts
 from benchmarks.machine import taken_on
 from benchmarks.server import ServerProcess, starting_server
-from sglang_ascend.bench.figures.ratios import spread
 from sglang_ascend.bench.options import model_folder
-from sglang_ascend.bench.rounds import TASKS, alternate, read_tasks
+from sglang_ascend.bench.rounds import TASKS, read_tasks
 from sglang_ascend.svg import INK, MTP, OTHERS, document, line, text
 
 PARTS = Path(__file__).parent / "server_parts"
-PLAIN, ADAPTIVE = "plain", "adaptive"
+NOBODYS, OF_DRAFTS = range(2)  # of ``server_parts/turns.py``
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 340, 50, 90, 50, 60
 console = Console(stderr=True)
 
 
 @dataclass(frozen=True)
-class Way:
-    """One of the servers, told how many drafts to make if it can be told."""
+class Turns:
+    """A server with drafts and one without, which take turns at the same requests."""
 
-    server: ServerProcess
-    drafts: Path | None = None
-    told: str = ""
+    drafting: ServerProcess
+    plain: ServerProcess
+    folder: Path
 
-    def run(self, prompts: Sequence[list[int]], max_new_tokens: int) -> tuple[float, float]:
-        """(output tokens/s behind the prompts, prompts included)."""
-        if self.drafts is not None:
-            self.drafts.write_text(self.told)
-        self._post("flush_cache?timeout=30")
-        begun = time.perf_counter()
-        first = self._until_one_ends(prompts, 1)
-        prefilled = time.perf_counter()
-        # Of the prompts all but the last token is cached now.
-        behind = self._until_one_ends(prompts, max_new_tokens)
-        ended = time.perf_counter()
-        return behind / (ended - prefilled), (first + behind) / (ended - begun)
+    def run(self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False) -> None:
+        """Until the first reply of either server has its tokens, so that the batch is full all the
+        time: what a server does with few requests left is another batch's figure.
 
-    def _until_one_ends(self, prompts: Sequence[list[int]], max_new_tokens: int) -> int:
-        """Emits tokens for all `prompts`, and returns how many.
-
-        The first reply to end ends the others, so that the batch is full all the time: what a
-        server does with few requests left is another batch's figure.
+        ``alone`` the server with drafts answers, and chooses by itself. Else it has most turns, and
+        its requests grow faster; those of the plain server begin longer instead.
         """
         sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+        servers = [self.drafting] if alone else [self.drafting, self.plain]
+        ahead = tokens_ahead(max_new_tokens)
+        self._write_state(NOBODYS if alone else OF_DRAFTS, len(prompts))
+        with ThreadPoolExecutor(len(servers) * len(prompts)) as pool:
+            replies = [
+                pool.submit(server.generate, input_ids=tokens, sampling_params=sampling)
+                for prompt in prompts
+                for server, tokens in zip(servers, (prompt[ahead:], prompt), strict=False)
+            ]
+            wait(replies, return_when=FIRST_COMPLETED)
+            self._write_state(NOBODYS, len(prompts))
+            for server in servers:
+                self._post(server, "abort_request", json={"abort_all": True})
+            for reply in replies:
+                reply.result()
+        for server in servers:
+            self._post(server, "flush_cache?timeout=30")
 
-        def emitted(prompt: list[int]) -> int:
-            reply: Any = self.server.generate(input_ids=prompt, sampling_params=sampling)
-            return reply["meta_info"]["completion_tokens"]
+    def _write_state(self, turn: int, batch: int) -> None:
+        """``State`` of ``server_parts/turns.py``; the cycle is the server's."""
+        with (self.folder / "state").open("r+b") as file:
+            file.write(bytes([turn, 0]) + batch.to_bytes(2, "little"))
 
-        with ThreadPoolExecutor(len(prompts)) as pool:
-            replies = [pool.submit(emitted, prompt) for prompt in prompts]
-            if max_new_tokens > 1:
-                wait(replies, return_when=FIRST_COMPLETED)
-                self._post("abort_request", json={"abort_all": True})
-            return sum(reply.result() for reply in replies)
+    def _post(self, server: ServerProcess, what: str, **body: Any) -> None:
+        requests.post(f"{server.url}/{what}", timeout=60, **body).raise_for_status()
 
-    def _post(self, what: str, **body: Any) -> None:
-        requests.post(f"{self.server.url}/{what}", timeout=60, **body).raise_for_status()
+    def lines(self) -> list[dict[str, Any]]:
+        """What the servers wrote since the last call."""
+        found: list[dict[str, Any]] = []
+        for name in ("drafts.jsonl", "plain.jsonl"):
+            path = self.folder / name
+            found += map(json.loads, path.read_text().splitlines())
+            os.truncate(path, 0)
+        return found
 
-    def predicted(self) -> list[float] | None:
-        """S(B,0), S(B,1), ... as the server that chooses has learnt it, at its last steps."""
-        assert self.drafts is not None
-        path = self.drafts.with_suffix(".predicted")
-        return json.loads(path.read_text()) if path.exists() else None
+
+def tokens_ahead(max_new_tokens: int) -> int:
+    """By which the plain server's prompts are longer, so that on average its requests are as long.
+
+    When a reply of the other server ends it had some five turns for each of the plain server's, of
+    steps that emit about 1.5 tokens.
+    """
+    return round(max_new_tokens * (1 - 1 / (5 * 1.5)) / 2)
 
 
 def contexts_of(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Iterator[list[int]]:
@@ -99,86 +109,53 @@ def contexts_of(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> I
         yield tokens[-length:]
 
 
-@dataclass(frozen=True)
-class Point:
-    """One load, on every server: of each round the rates behind the prompts, and with them."""
-
-    context: int
-    batch: int
-    rounds: list[dict[str, tuple[float, float]]]
-    predicted: list[float] | None
-
-    def rate(self, name: str) -> float:
-        return statistics.median(one[name][0] for one in self.rounds)
-
-    def over(self, other: str, which: int = 0) -> dict[str, float]:
-        """Of the server that chooses over another one, round by round."""
-        return spread([one[ADAPTIVE][which] / one[other][which] for one in self.rounds])
-
-    def over_best(self) -> dict[str, float]:
-        """Over the fastest of the others, which is chosen for each round by the other rounds: by
-        all of them it would be the luckiest one."""
-        names = [name for name in self.rounds[0] if name != ADAPTIVE]
-        ratios = []
-        for i, one in enumerate(self.rounds):
-            others = [*self.rounds[:i], *self.rounds[i + 1 :]] or self.rounds
-            best = max(names, key=lambda name: statistics.median(r[name][0] for r in others))
-            ratios.append(one[ADAPTIVE][0] / one[best][0])
-        return spread(ratios)
-
-    def to_json(self) -> dict[str, Any]:
-        fixed = [name for name in self.rounds[0] if name not in (PLAIN, ADAPTIVE)]
-        best = max([PLAIN, *fixed], key=self.rate)
-        measured = [self.rate(name) / self.rate(fixed[0]) for name in fixed]
-        errors = [p / m - 1 for p, m in zip(self.predicted or [], measured, strict=False)]
-        return {
-            "context": self.context,
-            "batch": self.batch,
-            "tok_s": {name: self.rate(name) for name in self.rounds[0]},
-            "best": best,
-            "over_best": self.over_best(),
-            "over_plain": self.over(PLAIN),
-            "with_prompts_over_plain": self.over(PLAIN, which=1),
-            "speedups": measured,
-            "predicted": self.predicted,
-            "prediction_error": max(map(abs, errors)) if errors else None,
-            "rounds": self.rounds,
-        }
-
-
 def measure(
-    ways: dict[str, Way], loads: list[tuple[int, int]], make_prompts: Any, rounds: int, tokens: int
+    turns: Turns,
+    loads: list[tuple[int, int]],
+    make_prompts: Any,
+    seconds: float,
+    settle: float,
+    tokens: int,
 ) -> Iterator[Point]:
-    """Each load after one round to settle in, which is not counted."""
+    """Each load for so long, and for two cycles at least."""
     for seed, (context, batch) in enumerate(track(loads, "loads", console=console)):
-        source = make_prompts(context, seed)
-        groups = [[next(source) for _ in range(batch)] for _ in range(rounds)]
-        found = list(alternate(ways, lambda way, group: way.run(group, tokens), groups))
-        point = Point(context, batch, found, ways[ADAPTIVE].predicted())
-        rates = ", ".join(f"{name} {point.rate(name):.1f}" for name in ways)
+        source = make_prompts(context + tokens_ahead(tokens), seed)
+        lines, steps, cycles = [], [], []
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < settle:
+            turns.run([next(source) for _ in range(batch)], tokens, alone=True)
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < seconds or len(cycles) < 2:
+            turns.run([next(source) for _ in range(batch)], tokens)
+            lines += turns.lines()
+            steps = [line for line in lines if "name" in line]
+            cycles = cycles_of(steps)
+        predicted = [line["predicted"] for line in lines if "predicted" in line]
+        last = predicted[-1] if predicted else None
+        point = Point(context, batch, cycles, last, mean_contexts(steps))
+        rates = ", ".join(f"{name} {rate:.1f}" for name, rate in point.to_json()["tok_s"].items())
         console.print(f"context {context}, batch {batch}, tokens/s: {rates}")
         yield point
 
 
-def start(stack: ExitStack, folder: Path, max_drafts: int, scratch: Path) -> dict[str, Way]:
-    """Two processes: one without speculation, and one for every K and for its own choice."""
-    drafts = scratch / "drafts"
-    drafts.write_text("")
+def start(stack: ExitStack, folder: Path, max_drafts: int, turn: int, scratch: Path) -> Turns:
+    (scratch / "state").write_bytes(bytes(6))
     # The servers share the cores: one that is not asked must not spin.
     common = ("--model-path", str(folder), "--sleep-on-idle", "--max-running-requests", "128")
-    mtp = ("--speculative-algorithm", "MTP", "--speculative-num-steps", str(max_drafts))
+    drafts = ("--speculative-algorithm", "MTP", "--speculative-num-steps", str(max_drafts))
     environment = {
         "PYTHONPATH": os.pathsep.join([str(PARTS), *os.environ.get("PYTHONPATH", "").split()]),
-        "BENCHMARK_PARTS": "fixed_drafts",
-        "FIXED_DRAFTS": str(drafts),
+        "BENCHMARK_PARTS": "turns",
+        "TURNS": str(scratch),
+        "STEPS_OF_A_TURN": str(turn),
     }
-    plain = stack.enter_context(starting_server(*common))
-    ours = starting_server(*common, *mtp, "--speculative-adaptive", **environment)
-    server = stack.enter_context(ours)
-    for one in (plain, server):
-        one.wait_until_ready()
-    fixed = {f"K = {k}": Way(server, drafts, str(k)) for k in range(max_drafts + 1)}
-    return {PLAIN: Way(plain), **fixed, ADAPTIVE: Way(server, drafts)}
+    plain, adaptive = (
+        stack.enter_context(starting_server(*common, *more, **environment, BENCHMARK_ROLE=role))
+        for role, more in ((PLAIN, ()), (ADAPTIVE, (*drafts, "--speculative-adaptive")))
+    )
+    for server in (plain, adaptive):
+        server.wait_until_ready()
+    return Turns(adaptive, plain, scratch)
 
 
 def main(
@@ -188,35 +165,41 @@ def main(
         list[int] | None, typer.Option("--context", help="Tokens of a prompt.")
     ] = None,
     max_drafts: Annotated[int, typer.Option(help="The largest K.")] = 3,
-    rounds: Annotated[int, typer.Option(help="Alternating rounds of a load.")] = 3,
+    seconds: Annotated[float, typer.Option(help="Time for each load.")] = 120,
+    settle: Annotated[
+        float, typer.Option(help="Seconds of each load, before, for the server to learn it.")
+    ] = 30,
+    turn: Annotated[int, typer.Option(help="Steps of a turn.", min=2)] = 8,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = 192,
     plot: Annotated[Path | None, typer.Option(help="Also write an SVG.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
     """Measure --speculative-adaptive against each fixed K and against no speculation.
 
-    For each context length the batch grows and shrinks again (1, 4, 8, 32, 64, 32, ...). A rate is
-    of the tokens behind the prompts, which are cached by then, until the first reply has its
-    tokens; `with_prompts_` counts both.
+    For each context length the batch grows and shrinks again (1, 8, 32, 128, 32, ...). All have
+    their turns of 8 steps on the same requests: a server without speculation, and of another one
+    each fixed K and its own choice. A rate is of decode steps, prompts are not in it, and a step
+    that takes three times what others of its kind do counts as three.
 
     JSON: `machine`, `commit`, `model`, `max_new_tokens` and `points`, in the order of the run. Each
-    has `context`, `batch`, `tok_s` of every server (medians over rounds), `best`, the fastest but
-    for the adaptive one, `over_best`, `over_plain` and `with_prompts_over_plain` (the adaptive
-    server's ratio: `median` of the rounds', `low` and `high`, 95 %), `speedups` of K = 0, 1, ...
-    over K = 0 as they were measured and `predicted`, as the adaptive server held them,
-    `prediction_error` (the largest, as a share), and `rounds`.
+    has `context`, `batch`, `cycles` in which all had a turn, `mean_context` and `tok_s` of each,
+    `best`, the fastest but for the adaptive one, `over_best` and `over_plain` (the adaptive
+    server's `ratio`, and its 95 % interval by cycles from `low` to `high`), `speedups` of K = 0, 1,
+    ... over K = 0 as they were measured and `predicted`, as the adaptive server held them, and
+    `prediction_error` (the largest, as a share).
     """
-    folder, sizes = model_folder(model), batches or [1, 4, 8, 32, 64]
+    folder, sizes = model_folder(model), batches or [1, 8, 32, 128]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     there_and_back = [*sizes, *sizes[-2::-1]]
     loads = [(context, size) for context in contexts or [64, 256, 768] for size in there_and_back]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        ways = start(stack, folder, max_drafts, Path(scratch))
+        turns = start(stack, folder, max_drafts, turn, Path(scratch))
         found = measure(
-            ways,
+            turns,
             loads,
             lambda length, seed: contexts_of(tokenizer, length, seed),
-            rounds,
+            seconds,
+            settle,
             max_new_tokens,
         )
         points = [point.to_json() for point in found]
@@ -240,7 +223,7 @@ def print_table(report: dict[str, Any]) -> None:
             str(point["context"]),
             str(point["batch"]),
             *(f"{point['tok_s'][name]:.1f}" for name in names),
-            *(f"{point[key]['median']:.2f}" for key in ("over_best", "over_plain")),
+            *(f"{point[key]['ratio']:.2f}" for key in ("over_best", "over_plain")),
             "" if error is None else f"{100 * error:.0f} %",
         )
     Console().print(table)
@@ -278,5 +261,6 @@ def draw(report: dict[str, Any]) -> str:
 if __name__ == "__main__":
     command.run(
         main,
-        smoke="--batch 1 --batch 2 --context 16 --rounds 1 --max-new-tokens 12 --max-drafts 2",
+        smoke="--batch 1 --batch 2 --context 16 --seconds 1 --settle 1 --turn 3 --max-drafts 2"
+        " --max-new-tokens 48",
     )

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, pairwise, repeat
+from itertools import pairwise, repeat
 
 import pytest
 
 from sglang_ascend.speculative.adaptive import load_costs
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
-from sglang_ascend.speculative.adaptive.costs import Costs
-from sglang_ascend.speculative.adaptive.estimates import Acceptance
-from sglang_ascend.speculative.adaptive.probes import value_of_knowing
+from sglang_ascend.speculative.adaptive.noise import StepNoise
 from sglang_ascend.speculative.adaptive.tuning import Tuning
 from sglang_ascend.speculative.adaptive.value import StepCosts, expected_tokens, speedups
 
@@ -50,12 +47,23 @@ class Machine:
     draft_row: float = 0.05e-3
     per_cached: float = 1e-8
     is_noisy: bool = False
+    wanders: bool = False
+    slower: float = 0.0  # now, a logarithm
 
     def seconds(self, batch: int, context: float, k: int) -> float:
         rows = batch * (k + 1)
         target = max(self.weights, rows * self.per_row) + 0.02e-3 * rows
         attention = self.per_cached * batch * context * (1 + 0.1 * k)
         return target + attention + k * (self.draft + batch * self.draft_row)
+
+    def disturbance(self, rng: random.Random) -> float:
+        """What a step takes over ``seconds``."""
+        if self.is_noisy:
+            return pause(rng)
+        if not self.wanders:
+            return 1.0
+        self.slower = 0.94 * self.slower + rng.gauss(0, 0.07)
+        return math.exp(self.slower + rng.gauss(0, 0.05))
 
     def value(self, batch: int, context: float, k: int) -> float:
         return expected_tokens(self.rates, k) / self.seconds(batch, context, k)
@@ -87,8 +95,7 @@ def serve(
         kept = accepted(rng, machine.rates, batch, verified)
         drafts.record_acceptance(kept, verified, [drafts.share_sampled == 1] * batch)
         if verified == drafted:
-            seconds = machine.seconds(batch, context, verified)
-            seconds *= pause(rng) if machine.is_noisy else 1.0
+            seconds = machine.seconds(batch, context, verified) * machine.disturbance(rng)
             drafts.record_time(batch, context, verified, seconds)
         yield drafted, machine.value(batch, context, drafted) / machine.best(batch, context)
         verified = drafted
@@ -138,6 +145,26 @@ def test_the_best_k_is_found_at_every_batch_from_1_to_128_and_back(machine, cont
         assert mean(steps) >= 0.95, (batch, mean(steps))
 
 
+def on_a_shared_machine() -> float:
+    """Worth of the best K's where a step's time wanders by a fifth, as measured beside neighbours:
+    two K that are nearly as good cannot be told apart by a few steps."""
+    worth = []
+    for seed in range(3):
+        drafts, machine = AdaptiveDrafts(MAX_DRAFTS), Machine(rates=[0.5, 0.6, 0.6], wanders=True)
+        for batch in [*SIZES, *reversed(SIZES)]:
+            steps = shares(serve(drafts, machine, repeat((batch, 100.0), 500), seed))
+            worth.append(mean(steps[200:]))
+    return mean(worth)
+
+
+def test_the_best_k_is_found_on_a_machine_that_others_use_too(monkeypatch):
+    found = on_a_shared_machine()
+    assert found >= 0.98
+    # The control: what one step takes is held to say nothing of the next one.
+    monkeypatch.setattr(StepNoise, "drift", 0.0)
+    assert on_a_shared_machine() < found - 0.01
+
+
 def test_a_server_that_never_drafts_is_as_good_as_plain():
     machine = Machine(rates=[0.05, 0.05, 0.05], per_row=0.4e-3)
     drafts = AdaptiveDrafts(MAX_DRAFTS)
@@ -172,7 +199,7 @@ def turning(tells_classes: bool) -> float:
     """Worth of the best K's where the batch turns from greedy to sampled requests and back."""
     drafts, machine, worth = AdaptiveDrafts(MAX_DRAFTS), Machine(per_row=0.5e-3), []
     for turn in range(10):
-        machine.rates = [0.35, 0.3, 0.3] if turn % 2 else [0.85, 0.8, 0.8]
+        machine.rates = [0.2] * 3 if turn % 2 else [0.9] * 3
         drafts.share_sampled = float(tells_classes and turn % 2)
         worth += shares(serve(drafts, machine, repeat((12, 500.0), 400)))
     return mean(worth[800:])
@@ -229,65 +256,6 @@ def test_what_must_be_caught_up_makes_probes_rarer():
     assert 0 < run(40) < run(0) / 2
 
 
-def test_an_acceptance_that_was_never_measured_goes_on_from_the_one_before_it():
-    acceptance = Acceptance(3)
-    acceptance.record([1] * 900 + [0] * 100, 1)
-    first, second, third = acceptance.rates()
-    assert first == pytest.approx(0.9, abs=0.01)
-    assert second == third == pytest.approx(first)
-    acceptance.record([3] * 400 + [1] * 400 + [0] * 200, 3)
-    assert acceptance.rates()[1] == pytest.approx(0.5, abs=0.02)
-    assert acceptance.rates()[2] > 0.95
-
-
-def test_an_old_acceptance_fades():
-    acceptance = Acceptance(1)
-    for accepted_drafts in chain(repeat([1] * 10, 100), repeat([0] * 10, 300)):
-        acceptance.record(accepted_drafts, 1)
-    assert acceptance.rates()[0] < 0.03
-
-
-def test_a_pause_does_not_move_a_cost():
-    costs = Costs()
-    for seconds in [0.01, 0.01, 5.0, 0.01, 0.01]:
-        costs.record(4, 100.0, 2, seconds)
-    assert costs.of(4, 100.0).seconds((2, 2)) == pytest.approx(0.01, rel=1e-3)
-
-
-def test_a_machine_that_has_become_slower_is_believed():
-    costs = Costs()
-    for seconds in [*repeat(0.01, 50), *repeat(0.03, 50)]:
-        costs.record(4, 100.0, 2, seconds)
-    assert costs.of(4, 100.0).seconds((2, 2)) == pytest.approx(0.03, rel=0.02)
-
-
-def test_a_k_whose_steps_vary_is_not_taken_for_a_cheaper_one():
-    costs = Costs()
-    for seconds in [0.010, 0.014] * 8:
-        costs.record(4, 100.0, 2, seconds)
-    assert costs.of(4, 100.0).seconds((2, 2)) == pytest.approx(0.012, rel=0.03)
-
-
-def error_on_a_drifting_machine(seed: int) -> float:
-    """Of what K = 1 is believed to cost over K = 0, where it runs in six steps of 60 and the
-    machine's speed wanders."""
-    costs, rng, slower = Costs(), random.Random(seed), 0.0
-    for step in range(600):
-        k = int(step % 60 >= 54)
-        slower += rng.gauss(0, 0.02)
-        costs.record(4, 100.0, k, 0.01 * math.exp(0.25 * k + slower + rng.gauss(0, 0.05)))
-    load = costs.of(4, 100.0)
-    return abs(math.log(load.seconds((1, 1)) / load.seconds((0, 0))) - 0.25)
-
-
-def test_ratios_of_costs_are_learnt_from_neighbouring_steps(monkeypatch):
-    error = mean([error_on_a_drifting_machine(seed) for seed in range(20)])
-    assert error < 0.03
-    # The control: costs that do not drift together.
-    monkeypatch.setattr(load_costs, "TOGETHER", 0.0)
-    assert mean([error_on_a_drifting_machine(seed) for seed in range(20)]) > 2 * error
-
-
 def after_a_disturbance() -> float:
     """Other work made the first steps slow, those that draft most of all."""
     drafts, slow = AdaptiveDrafts(MAX_DRAFTS), Machine(weights=0.2, per_row=8e-3, draft=0.3)
@@ -300,36 +268,3 @@ def test_what_was_measured_on_a_disturbed_machine_is_forgotten(monkeypatch):
     assert after_a_disturbance() >= 0.97
     monkeypatch.setattr(load_costs, "ALONE_IN_JUMP", 0.0)
     assert after_a_disturbance() < 0.9
-
-
-def test_a_cost_that_was_not_measured_is_guessed_from_others():
-    machine, costs = Machine(), Costs()
-    for batch in (1, 4, 16, 64):
-        for k in range(MAX_DRAFTS + 1):
-            for _ in range(3):
-                costs.record(batch, 500.0, k, machine.seconds(batch, 500.0, k))
-    for batch in (2, 8, 32):
-        for k in range(MAX_DRAFTS + 1):
-            share = costs.of(batch, 500.0).seconds((k, k)) / machine.seconds(batch, 500.0, k)
-            assert 0.6 < share < 1.25, (batch, k, share)
-
-
-def test_the_worth_of_knowing_a_gain_is_what_is_gained_by_choosing_with_it():
-    """Against draws: with the gain known the better of the two is taken, without it the mean's."""
-    rng = random.Random(0)
-    for mean_gain, deviation in ((0.0, 0.1), (0.05, 0.1), (-0.2, 0.1)):
-        draws = [rng.gauss(mean_gain, deviation) for _ in range(200_000)]
-        worth = mean([max(0.0, gain) for gain in draws]) - max(0.0, mean_gain)
-        assert value_of_knowing(mean_gain, deviation) == pytest.approx(worth, abs=5e-4)
-
-
-def test_the_doubt_about_expected_tokens_is_that_of_the_counts():
-    """Against counts drawn anew many times."""
-    rng, rates, steps = random.Random(0), [0.8, 0.6, 0.5], 300
-    logs = []
-    for _ in range(400):
-        acceptance = Acceptance(MAX_DRAFTS)
-        acceptance.record(accepted(rng, rates, steps, MAX_DRAFTS), MAX_DRAFTS)
-        expected = acceptance.expected_tokens()
-        logs.append(math.log(expected[3] / expected[1]))
-    assert acceptance.doubt(3, 1) == pytest.approx(statistics.stdev(logs), rel=0.15)

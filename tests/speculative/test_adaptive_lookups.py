@@ -168,7 +168,7 @@ def test_a_kind_of_step_that_was_never_run_may_well_be_cheap():
     costs = Costs()
     assert costs.of(1, CONTEXT).hopeful_seconds((0, 1)) > 0
     for verified, measured in ((0, 0.010), (8, 0.030)):
-        for _ in range(100):
+        for _ in range(1000):
             costs.record(4, CONTEXT, 0, measured, verified)
     load = costs.of(4, CONTEXT)
     assert load.hopeful_seconds((0, 4)) < 0.6 * load.seconds((0, 4))

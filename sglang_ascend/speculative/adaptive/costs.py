@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from sglang_ascend.speculative.adaptive.load_costs import Kind, LoadCosts
+from sglang_ascend.speculative.adaptive.noise import StepNoise
 
 # Loads are batches, and contexts, that do not differ by more than these factors.
 BATCH_RATIO, CONTEXT_RATIO = 1.3, 4.0
@@ -19,9 +20,6 @@ PRIOR_WEIGHT, PRIOR_SECONDS = 0.01, 0.01
 # All below are of logarithms, and standard deviations. What the guess of a cost is off by, beside
 # the load's other guesses: at least, more for each doubling from where it was measured, at most.
 GUESS, DOUBLING, WORST_GUESS = 0.1, 0.4, 1.0
-# What a step is off its cost by: at first, at least and at most. Each step has the last's share in
-# what is known of it.
-NOISE, LEAST_NOISE, MOST_NOISE, NOISE_SHARE = 0.1, 0.01, 0.5, 0.02
 # A step is a surprise if it is off its cost by more than these. It is left out, for the machine
 # paused, which any K may meet; so many, one behind the other, say that the machine has become
 # slower or faster.
@@ -40,7 +38,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._loads: dict[Load, LoadCosts] = {}
-        self._noise = NOISE**2
+        self._noise = StepNoise()
         self._num_steps = 0
         self._surprises = 0  # one behind the other, of steps that took longer; below 0: shorter
         self._model: np.ndarray | None = None
@@ -66,20 +64,20 @@ class Costs:
                 return
             if math.log(seconds / first) > JUMP:
                 seconds = first
-        here.drift(self._num_steps, self._noise)
+        self._noise.record((here, kind), math.log(seconds))
+        here.drift(self._num_steps, self._noise.drift)
         innovation = math.log(seconds) - here.mean[i]
         if here.num_steps[i] and self._is_left_out(here, i, innovation):
             return
-        here.observe(i, innovation, self._noise)
+        here.observe(i, innovation, self._noise.own)
         if here.num_steps[i] in (1, 4):
             self._model = None  # what it was fitted to has changed
 
     def _is_left_out(self, here: LoadCosts, i: int, innovation: float) -> bool:
         """Whether a step of kind number ``i`` says nothing, so far off its cost as it is."""
-        deviation = math.sqrt(here.covariance[i, i] + self._noise)
+        deviation = math.sqrt(here.covariance[i, i] + self._noise.own)
         if abs(innovation) <= max(JUMP, SURPRISE * deviation):
             self._surprises = 0
-            self._learn_noise(innovation**2 - here.covariance[i, i])
             return False
         sign = 1 if innovation > 0 else -1
         self._surprises = sign * max(0, sign * self._surprises) + sign
@@ -96,10 +94,6 @@ class Costs:
             here = LoadCosts(batch_size, context, self._num_steps, self._guess)
             self._loads[load] = here
         return here
-
-    def _learn_noise(self, variance: float) -> None:
-        noise = self._noise + NOISE_SHARE * (variance - self._noise)
-        self._noise = min(max(noise, LEAST_NOISE**2), MOST_NOISE**2)
 
     def _guess(self, here: LoadCosts, kind: Kind) -> tuple[float, float]:
         guess = self._modelled(here, kind)

@@ -9,8 +9,9 @@ from sglang_ascend.speculative.adaptive.value import expected_by_drafts
 
 # Of a_1 before anything was drafted, and the drafts that it counts for. a_j+1 starts from a_j.
 PRIOR_ACCEPTANCE, PRIOR_DRAFTS = 0.7, 8.0
-# Judged drafts after which an older one counts half: replies differ, and change as they go on.
-HALF_LIFE_DRAFTS = 500.0
+# Judged drafts, and steps, after both of which an older one counts half: replies differ, and change
+# as they go on.
+HALF_LIFE_DRAFTS, HALF_LIFE_STEPS = 500.0, 100.0
 
 
 class Acceptance:
@@ -23,7 +24,7 @@ class Acceptance:
         """One step: the drafts kept of each request, of ``num_drafts``."""
         for j in range(num_drafts):
             judged = sum(n >= j for n in accepted)
-            faded = 0.5 ** (judged / HALF_LIFE_DRAFTS)
+            faded = 0.5 ** min(judged / HALF_LIFE_DRAFTS, 1 / HALF_LIFE_STEPS)
             self._judged[j] = faded * self._judged[j] + judged
             self._kept[j] = faded * self._kept[j] + sum(n > j for n in accepted)
 

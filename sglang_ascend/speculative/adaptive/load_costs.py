@@ -9,9 +9,8 @@ import numpy as np
 
 # All are of logarithms, and standard deviations. What the guesses of a load are off by together.
 LEVEL = 2.0
-# What costs change by from step to step: all together (the machine), as a share of what a step is
-# off its cost by, and each by itself. Of a change of the machine, each by itself a share.
-TOGETHER, ALONE, ALONE_IN_JUMP = 0.2, 0.0002, 0.3
+# What costs change by from step to step, each by itself. Of a change of the machine, a share.
+ALONE, ALONE_IN_JUMP = 0.0002, 0.3
 # Deviations below its estimate that a cost may well be.
 HOPE = 1.0
 
@@ -82,10 +81,11 @@ class LoadCosts:
         self.mean = np.append(self.mean, guess + above)
         self.num_steps.append(0)
 
-    def drift(self, step: int, noise: float) -> None:
-        """To ``step``, which are counted over all loads."""
+    def drift(self, step: int, together: float) -> None:
+        """To ``step``, which are counted over all loads; from each to the next all costs change by
+        ``together``, a variance."""
         passed, self.last_step = step - self.last_step, step
-        self.covariance += min(TOGETHER**2 * noise * passed, LEVEL**2)
+        self.covariance += min(together * passed, LEVEL**2)
         self.covariance.flat[:: len(self.kinds) + 1] += ALONE**2 * passed
 
     def jump(self, innovation: float) -> None:

@@ -1,0 +1,244 @@
+"""Policies of drafts, and a server without speculation, that take turns every few steps.
+
+A server with --speculative-adaptive runs each fixed K and its own choice by turns, on the same
+requests. So does a second server, without speculation, on copies of them: while one of the two has
+a turn the other one waits. What a machine does to all of them within a second is no difference.
+
+$TURNS names a folder with ``state`` (see ``State``); each step that counts is a line there, in
+drafts.jsonl or plain.jsonl. The first step of a turn does not count: it verifies the chain of the
+turn before, and runs the MTP layer on what that has skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_ascend.plugin.requests.unsettled import Unsettled
+from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
+
+FOLDER = Path(os.environ["TURNS"])
+STEPS_OF_A_TURN = int(os.environ["STEPS_OF_A_TURN"])
+STEPS = "sglang_ascend.plugin.mtp.adaptive.steps.AdaptiveSteps"
+SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+PLAIN, ADAPTIVE = "plain", "adaptive"
+NOBODYS, OF_DRAFTS, OF_PLAIN = range(3)
+
+
+class State:
+    """Bytes that the benchmark and both servers share: whose turn it is, whether the plain server
+    waits for its own, the requests of the load (two bytes), and how often all had turns (two)."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._bytes = mmap.mmap(file.fileno(), 6)
+
+    @property
+    def turn(self) -> int:
+        return self._bytes[0]
+
+    @turn.setter
+    def turn(self, whose: int) -> None:
+        self._bytes[0] = whose
+
+    def plain_waits(self, waits: bool) -> None:
+        self._bytes[1] = waits
+
+    @property
+    def cycle(self) -> int:
+        return int.from_bytes(self._bytes[4:6], "little")
+
+    @cycle.setter
+    def cycle(self, number: int) -> None:
+        self._bytes[4:6] = number.to_bytes(2, "little")
+
+    def counts(self, batch: Any) -> bool:
+        """Whether a step of this batch is one of the load's."""
+        size = int.from_bytes(self._bytes[2:4], "little")
+        return self.turn != NOBODYS and len(batch.reqs) == size
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        """Or until the turns are nobody's: a reply has ended."""
+        while self.turn != NOBODYS and not until():
+            time.sleep(0.0002)
+
+    def wait_for_plain(self) -> None:
+        """Until the plain server waits for its turn."""
+        self.wait(lambda: self.turn == OF_DRAFTS and bool(self._bytes[1]))
+
+
+class FixedDrafts(AdaptiveDrafts):
+    """Chooses K, and learns nothing."""
+
+    def __init__(self, max_drafts: int, num_drafts: int) -> None:
+        super().__init__(max_drafts)
+        self.in_force = num_drafts
+
+    def choose(self, *args: Any) -> int:
+        return self.in_force
+
+    def start_anew(self, *args: Any) -> None: ...
+    def record_time(self, *args: Any) -> None: ...
+    def record_acceptance(self, *args: Any) -> None: ...
+
+
+def context_of(batch: Any) -> int:
+    """Tokens of the first request, as the others have them."""
+    return batch.reqs[0].kv.kv_committed_len
+
+
+class Step:
+    """A line of the file, once its time and its tokens are known."""
+
+    def __init__(self, out: TextIO, policy: Any, counts: bool, **known: Any) -> None:
+        self._out, self.policy, self._counts, self._known = out, policy, counts, known
+        self.begun = time.perf_counter()
+
+    def tell(self, **known: Any) -> None:
+        self._known |= known
+        if self._counts and {"seconds", "tokens"} <= self._known.keys():
+            self._out.write(json.dumps(self._known) + "\n")
+
+    def end(self) -> None:
+        self.tell(seconds=time.perf_counter() - self.begun)
+
+
+class DraftTurns:
+    """In place of a server's policy: each K's, its own, and the plain server's, in random order.
+
+    Outside turns the server chooses by itself.
+    """
+
+    def __init__(self) -> None:
+        self.state = State(FOLDER / "state")
+        self.out = (FOLDER / "drafts.jsonl").open("a", buffering=1)
+        self.policies: dict[str, AdaptiveDrafts] = {}
+        self.ahead: list[str] = []
+        self.name, self.left = ADAPTIVE, 0
+        self.is_new = False  # no turn of its own choice has begun since the prompts
+        self.last: Step | None = None
+        self.unsettled = Unsettled[Step]()
+
+    def prefill(self, original: Any, adaptive: Any, *args: Any) -> Any:
+        """Around ``AdaptiveSteps.prefill``."""
+        if not self.policies:
+            most = adaptive.policy.max_drafts
+            fixed = {f"K = {k}": FixedDrafts(most, k) for k in range(most + 1)}
+            self.policies = {**fixed, ADAPTIVE: adaptive.policy}
+        if self.left > 0:
+            self.ahead.append(self.name)  # the last reply's end cut its turn short
+        self.is_new, self.last, self.left = True, None, 0
+        return original(adaptive, *args)
+
+    def begin(self, original: Any, adaptive: Any, batch: Any, *args: Any) -> tuple[int, int]:
+        """Around ``AdaptiveSteps.begin``."""
+        if self.last is not None:
+            self.last.end()
+        in_turn = self.state.counts(batch)
+        first = in_turn and self.left == 0
+        if first:
+            self._next_turn()
+            self._take_turn(adaptive, batch)
+        elif not in_turn:
+            self.name = ADAPTIVE
+            adaptive.policy = self.policies.get(ADAPTIVE, adaptive.policy)
+        self.left -= in_turn
+        known = {"name": self.name, "cycle": self.state.cycle, "context": context_of(batch)}
+        step = Step(self.out, adaptive.policy, in_turn and not first, **known)
+        verified, drafted = original(adaptive, batch, *args)
+        step.tell(drafts=drafted)
+        self.last = step
+        self.unsettled.append(len(batch.reqs), step)
+        return verified, drafted
+
+    def _next_turn(self) -> None:
+        """The plain server has its own meanwhile."""
+        self.state.wait_for_plain()
+        if not self.ahead:
+            self.ahead = [*self.policies, PLAIN]
+            random.shuffle(self.ahead)
+            self.state.cycle += 1
+        self.name = self.ahead.pop()
+        if self.name == PLAIN and self.state.turn != NOBODYS:
+            self.state.turn = OF_PLAIN
+            self.state.wait_for_plain()
+        if self.name == PLAIN:
+            self._next_turn()
+
+    def _take_turn(self, adaptive: Any, batch: Any) -> None:
+        self.left = STEPS_OF_A_TURN + 1
+        adaptive.policy = self.policies[self.name]
+        adaptive._timed = None  # the step before was another policy's
+        if self.name != ADAPTIVE:
+            return
+        load = len(batch.reqs), context_of(batch)
+        if self.is_new:
+            adaptive.policy.start_anew(*load)
+        self.is_new = False
+        predicted = adaptive.policy.speedups(*load)
+        self.out.write(json.dumps({"predicted": predicted}) + "\n")
+
+    def settle(self, original: Any, adaptive: Any, accepted: Any, *args: Any) -> Any:
+        """Around ``AdaptiveSteps.settle``: what a policy's steps accept no other one learns."""
+        step = self.unsettled.settle(len(accepted))
+        if step is None:
+            return original(adaptive, accepted, *args)
+        step.tell(tokens=sum(accepted) + len(accepted))
+        now, adaptive.policy = adaptive.policy, step.policy
+        try:
+            return original(adaptive, accepted, *args)
+        finally:
+            adaptive.policy = now
+
+
+class PlainTurns:
+    """The server without speculation, which decodes in its turns only."""
+
+    def __init__(self) -> None:
+        self.state = State(FOLDER / "state")
+        self.out = (FOLDER / "plain.jsonl").open("a", buffering=1)
+        self.left = 0
+        self.last: Step | None = None
+
+    def run_batch(self, original: Any, scheduler: Any, batch: Any, *args: Any) -> Any:
+        """Around ``Scheduler.run_batch``."""
+        if self.last is not None:
+            self.last.end()
+        self.last = None
+        if not batch.forward_mode.is_decode():
+            self.left = 0
+            return original(scheduler, batch, *args)
+        in_turn = self.state.counts(batch)
+        first = in_turn and self.left == 0
+        if first:
+            self._wait_for_turn()
+        self.left -= in_turn
+        if in_turn and not first:
+            known = {"name": PLAIN, "cycle": self.state.cycle, "context": context_of(batch)}
+            self.last = Step(self.out, None, True, **known, tokens=len(batch.reqs))
+        return original(scheduler, batch, *args)
+
+    def _wait_for_turn(self) -> None:
+        if self.state.turn == OF_PLAIN:
+            self.state.turn = OF_DRAFTS
+        self.state.plain_waits(True)
+        self.state.wait(lambda: self.state.turn == OF_PLAIN)
+        self.state.plain_waits(False)
+        self.left = STEPS_OF_A_TURN + 1
+
+
+def install() -> None:
+    if os.environ["BENCHMARK_ROLE"] == PLAIN:
+        HookRegistry.register(f"{SCHEDULER}.run_batch", PlainTurns().run_batch, HookType.AROUND)
+        return
+    turns = DraftTurns()
+    for name in ("prefill", "begin", "settle"):
+        HookRegistry.register(f"{STEPS}.{name}", getattr(turns, name), HookType.AROUND)
