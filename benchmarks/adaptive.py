@@ -90,10 +90,9 @@ class Turns:
 def tokens_ahead(max_new_tokens: int) -> int:
     """By which the plain server's prompts are longer, so that on average its requests are as long.
 
-    When a reply of the other server ends it had some five turns for each of the plain server's, of
-    steps that emit about 1.5 tokens.
+    The other server makes some eight steps for each of its own, which emit about 1.5 tokens.
     """
-    return round(max_new_tokens * (1 - 1 / (5 * 1.5)) / 2)
+    return round(max_new_tokens * (1 - 1 / (8 * 1.5)) / 2)
 
 
 def contexts_of(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Iterator[list[int]]:
@@ -165,7 +164,7 @@ def main(
         list[int] | None, typer.Option("--context", help="Tokens of a prompt.")
     ] = None,
     max_drafts: Annotated[int, typer.Option(help="The largest K.")] = 3,
-    seconds: Annotated[float, typer.Option(help="Time for each load.")] = 120,
+    seconds: Annotated[float, typer.Option(help="Time for each load.")] = 60,
     settle: Annotated[
         float, typer.Option(help="Seconds of each load, before, for the server to learn it.")
     ] = 30,
@@ -177,8 +176,8 @@ def main(
     """Measure --speculative-adaptive against each fixed K and against no speculation.
 
     For each context length the batch grows and shrinks again (1, 8, 32, 128, 32, ...). All have
-    their turns of 8 steps on the same requests: a server without speculation, and of another one
-    each fixed K and its own choice. A rate is of decode steps, prompts are not in it, and a step
+    their turns on the same requests: for 8 steps a server without speculation, and of another one
+    each fixed K, for 32 its own choice. A rate is of decode steps; prompts are not in it. A step
     that takes three times what others of its kind do counts as three.
 
     JSON: `machine`, `commit`, `model`, `max_new_tokens` and `points`, in the order of the run. Each

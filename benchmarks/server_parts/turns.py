@@ -27,6 +27,8 @@ from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 
 FOLDER = Path(os.environ["TURNS"])
 STEPS_OF_A_TURN = int(os.environ["STEPS_OF_A_TURN"])
+# The server's own choice has longer turns: it learns from steps near to each other.
+OWN_TURNS = 4
 STEPS = "sglang_ascend.plugin.mtp.adaptive.steps.AdaptiveSteps"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 PLAIN, ADAPTIVE = "plain", "adaptive"
@@ -174,7 +176,7 @@ class DraftTurns:
             self._next_turn()
 
     def _take_turn(self, adaptive: Any, batch: Any) -> None:
-        self.left = STEPS_OF_A_TURN + 1
+        self.left = STEPS_OF_A_TURN * (OWN_TURNS if self.name == ADAPTIVE else 1) + 1
         adaptive.policy = self.policies[self.name]
         adaptive._timed = None  # the step before was another policy's
         if self.name != ADAPTIVE:

@@ -10,7 +10,7 @@ from sglang_ascend.speculative.adaptive.load_costs import Kind, LoadCosts
 from sglang_ascend.speculative.adaptive.noise import StepNoise
 
 # Loads are batches, and contexts, that do not differ by more than these factors.
-BATCH_RATIO, CONTEXT_RATIO = 1.3, 4.0
+BATCH_RATIO, CONTEXT_RATIO = 1.3, 16.0
 # A step's cost before any was measured, in units of one at batch 1: constant, per request, per
 # draft, per drafted row, per verified draft that the MTP layer does not draft, per row of those,
 # per cached token of the batch.

@@ -10,7 +10,7 @@ import numpy as np
 # All are of logarithms, and standard deviations. What the guesses of a load are off by together.
 LEVEL = 2.0
 # What costs change by from step to step, each by itself. Of a change of the machine, a share.
-ALONE, ALONE_IN_JUMP = 0.0002, 0.3
+ALONE, ALONE_IN_JUMP = 0.0005, 0.3
 # Deviations below its estimate that a cost may well be.
 HOPE = 1.0
 

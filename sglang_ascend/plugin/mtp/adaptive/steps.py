@@ -29,7 +29,7 @@ class _Timed:
     """A step that verified what was drafted with its own K, or looked up, until the next begins."""
 
     moment: float
-    requests: list[str]
+    requests: list[Req]
     context: float
     num_drafts: int
     verified: int
@@ -70,33 +70,35 @@ class AdaptiveSteps:
     def begin(self, batch: ScheduleBatch, looked_up: Sequence[int] = ()) -> tuple[int, int]:
         """(drafts that this step verifies, drafts that it drafts). Of each request's chain
         ``looked_up`` were, if any; a step may verify more because of them."""
-        now, rids = time.perf_counter(), [req.rid for req in batch.reqs]
-        context = sum(req.kv.kv_committed_len for req in batch.reqs) / len(rids)
+        now, reqs = time.perf_counter(), list(batch.reqs)
+        context = sum(req.kv.kv_committed_len for req in reqs) / len(reqs)
         timed, self._timed = self._timed, None
-        if timed is not None and timed.requests == rids:
+        if timed is not None and timed.requests == reqs:
             self._record(timed, now, looked_up)
-        first = [self.behind_prompts.pop(req, None) for req in batch.reqs]
-        is_sampled = [req.sampling_params.top_k != 1 for req in batch.reqs]
+        first: list[int | None] = [None] * len(reqs)
+        if self.behind_prompts:
+            first = [self.behind_prompts.pop(req, None) for req in reqs]
+        is_sampled = [req.sampling_params.top_k != 1 for req in reqs]
         self.policy.share_sampled = sum(is_sampled) / len(is_sampled)
         self.policy.looked_up = self._worth_of(looked_up)
         before, drafted = self.policy.in_force, self._choose(batch, context, first)
         if self.policy.in_force != before:
             logger.info(
-                "Drafts per step: %d -> %d (batch %d).", before, self.policy.in_force, len(rids)
+                "Drafts per step: %d -> %d (batch %d).", before, self.policy.in_force, len(reqs)
             )
         if drafted != self.in_chains:
             self._on_change(drafted)
         else:
-            self._timed = _Timed(now, rids, context, drafted, max([drafted, *looked_up]))
+            self._timed = _Timed(now, reqs, context, drafted, max([drafted, *looked_up]))
         others = looked_up or [0] * len(first)
         is_drafted = [
             drafts is None and length == 0 for drafts, length in zip(first, others, strict=True)
         ]
-        self._unsettled.append(len(rids), _Drafted(self.in_chains, is_drafted, is_sampled))
+        self._unsettled.append(len(reqs), _Drafted(self.in_chains, is_drafted, is_sampled))
         verified = max(self.in_chains, drafted)
         self.in_chains = drafted
         if self.lookups is not None:
-            self._tell_costs(len(rids), context, drafted, self.lookups.drafts.most_drafts)
+            self._tell_costs(len(reqs), context, drafted, self.lookups.drafts.most_drafts)
         return verified, drafted
 
     def cost(self, verified: int, drafted: int) -> float:
@@ -142,7 +144,7 @@ class AdaptiveSteps:
     def settle(self, accepted: Sequence[int]) -> int:
         """The scheduler has the accepted drafts of the oldest step -> the K that it verified."""
         step = self._unsettled.settle(len(accepted))
-        if step is None:
+        if step is None or step.num_drafts == 0:
             return 0
         # Behind a prompt a chain repeats its one draft.
         counted = [i for i, is_drafted in enumerate(step.is_drafted) if is_drafted]
