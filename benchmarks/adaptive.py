@@ -32,6 +32,7 @@ from sglang_ascend.svg import INK, MTP, OTHERS, document, line, text
 PARTS = Path(__file__).parent / "server_parts"
 NOBODYS, OF_DRAFTS = range(2)  # of ``server_parts/turns.py``
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 340, 50, 90, 50, 60
+LINE_HEIGHT = 14
 console = Console(stderr=True)
 
 
@@ -126,7 +127,10 @@ def measure(
         begun = time.perf_counter()
         while time.perf_counter() - begun < seconds or len(cycles) < 2:
             turns.run([next(source) for _ in range(batch)], tokens)
-            lines += turns.lines()
+            found = turns.lines()
+            if not found:
+                raise SystemExit(f"{batch} requests never ran at once; the server's log says why.")
+            lines += found
             steps = [line for line in lines if "name" in line]
             cycles = cycles_of(steps)
         predicted = [line["predicted"] for line in lines if "predicted" in line]
@@ -137,10 +141,14 @@ def measure(
         yield point
 
 
-def start(stack: ExitStack, folder: Path, max_drafts: int, turn: int, scratch: Path) -> Turns:
+def start(
+    stack: ExitStack, folder: Path, max_drafts: int, turn: int, num_tokens: int, scratch: Path
+) -> Turns:
+    """Both servers, with room for ``num_tokens``."""
     (scratch / "state").write_bytes(bytes(6))
     # The servers share the cores: one that is not asked must not spin.
     common = ("--model-path", str(folder), "--sleep-on-idle", "--max-running-requests", "128")
+    common += ("--max-total-tokens", str(num_tokens))
     drafts = ("--speculative-algorithm", "MTP", "--speculative-num-steps", str(max_drafts))
     environment = {
         "PYTHONPATH": os.pathsep.join([str(PARTS), *os.environ.get("PYTHONPATH", "").split()]),
@@ -192,7 +200,10 @@ def main(
     there_and_back = [*sizes, *sizes[-2::-1]]
     loads = [(context, size) for context in contexts or [64, 256, 768] for size in there_and_back]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
-        turns = start(stack, folder, max_drafts, turn, Path(scratch))
+        # Half as much again: steps reserve slots ahead.
+        most = max(batch * (context + tokens_ahead(max_new_tokens)) for context, batch in loads)
+        room = 3 * (most + max(sizes) * max_new_tokens) // 2
+        turns = start(stack, folder, max_drafts, turn, room, Path(scratch))
         found = measure(
             turns,
             loads,
@@ -241,14 +252,19 @@ def draw(report: dict[str, Any]) -> str:
     colors = {PLAIN: INK, ADAPTIVE: MTP} | dict(zip(names[1:-1], OTHERS, strict=False))
     title = f"tokens/s over those without speculation, {report['model']}, {report['machine']}"
     parts = [text(LEFT, 24, title, 'font-weight="bold"')]
+    ends: list[tuple[float, str]] = []
     for name, values in ratios.items():
         places = [
             (LEFT + i * step, TOP + room * (1 - value / highest)) for i, value in enumerate(values)
         ]
         parts.append(line(places, colors[name]))
-        parts.append(text(places[-1][0] + 6, places[-1][1] + 4, name, color=colors[name]))
+        ends.append((places[-1][1] + 4, name))
         if name == ADAPTIVE:
             parts += [f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="{MTP}"/>' for x, y in places]
+    lowest = 0.0
+    for y, name in sorted(ends):
+        lowest = max(y, lowest + LINE_HEIGHT)
+        parts.append(text(WIDTH - RIGHT + 6, lowest, name, color=colors[name]))
     for i, point in enumerate(points):
         middle = 'text-anchor="middle"'
         parts.append(text(LEFT + i * step, HEIGHT - 38, str(point["batch"]), middle))
