@@ -22,15 +22,15 @@ from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks import command
-from benchmarks.adaptive_points import ADAPTIVE, PLAIN, Point, cycles_of, mean_contexts
+from benchmarks.adaptive_points import Point, cycles_of, mean_contexts
 from benchmarks.machine import taken_on
 from benchmarks.server import ServerProcess, starting_server
+from benchmarks.turn_state import ADAPTIVE, PLAIN, TurnState
 from sglang_ascend.bench.options import model_folder
 from sglang_ascend.bench.rounds import TASKS, read_tasks
 from sglang_ascend.svg import INK, MTP, OTHERS, document, line, text
 
-PARTS = Path(__file__).parent / "server_parts"
-NOBODYS, OF_DRAFTS = range(2)  # of ``server_parts/turns.py``
+ROOT, PARTS = Path(__file__).parents[1], Path(__file__).parent / "server_parts"
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 340, 50, 90, 50, 60
 LINE_HEIGHT = 14
 console = Console(stderr=True)
@@ -43,6 +43,7 @@ class Turns:
     drafting: ServerProcess
     plain: ServerProcess
     folder: Path
+    state: TurnState
 
     def run(self, prompts: Sequence[list[int]], max_new_tokens: int, alone: bool = False) -> None:
         """Until the first reply of either server has its tokens, so that the batch is full all the
@@ -54,7 +55,8 @@ class Turns:
         sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
         servers = [self.drafting] if alone else [self.drafting, self.plain]
         ahead = tokens_ahead(max_new_tokens)
-        self._write_state(NOBODYS if alone else OF_DRAFTS, len(prompts))
+        if not alone:
+            self.state.begin(len(prompts))
         with ThreadPoolExecutor(len(servers) * len(prompts)) as pool:
             replies = [
                 pool.submit(server.generate, input_ids=tokens, sampling_params=sampling)
@@ -62,18 +64,13 @@ class Turns:
                 for server, tokens in zip(servers, (prompt[ahead:], prompt), strict=False)
             ]
             wait(replies, return_when=FIRST_COMPLETED)
-            self._write_state(NOBODYS, len(prompts))
+            self.state.end()
             for server in servers:
                 self._post(server, "abort_request", json={"abort_all": True})
             for reply in replies:
                 reply.result()
         for server in servers:
             self._post(server, "flush_cache?timeout=30")
-
-    def _write_state(self, turn: int, batch: int) -> None:
-        """``State`` of ``server_parts/turns.py``; the cycle is the server's."""
-        with (self.folder / "state").open("r+b") as file:
-            file.write(bytes([turn, 0]) + batch.to_bytes(2, "little"))
 
     def _post(self, server: ServerProcess, what: str, **body: Any) -> None:
         requests.post(f"{server.url}/{what}", timeout=60, **body).raise_for_status()
@@ -136,7 +133,7 @@ def measure(
         predicted = [line["predicted"] for line in lines if "predicted" in line]
         last = predicted[-1] if predicted else None
         point = Point(context, batch, cycles, last, mean_contexts(steps))
-        rates = ", ".join(f"{name} {rate:.1f}" for name, rate in point.to_json()["tok_s"].items())
+        rates = ", ".join(f"{name} {rate:.1f}" for name, rate in point.rates().items())
         console.print(f"context {context}, batch {batch}, tokens/s: {rates}")
         yield point
 
@@ -145,13 +142,15 @@ def start(
     stack: ExitStack, folder: Path, max_drafts: int, turn: int, num_tokens: int, scratch: Path
 ) -> Turns:
     """Both servers, with room for ``num_tokens``."""
-    (scratch / "state").write_bytes(bytes(6))
+    state = TurnState.made(scratch)
     # The servers share the cores: one that is not asked must not spin.
     common = ("--model-path", str(folder), "--sleep-on-idle", "--max-running-requests", "128")
     common += ("--max-total-tokens", str(num_tokens))
     drafts = ("--speculative-algorithm", "MTP", "--speculative-num-steps", str(max_drafts))
     environment = {
-        "PYTHONPATH": os.pathsep.join([str(PARTS), *os.environ.get("PYTHONPATH", "").split()]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(PARTS), str(ROOT), *os.environ.get("PYTHONPATH", "").split()]
+        ),
         "BENCHMARK_PARTS": "turns",
         "TURNS": str(scratch),
         "STEPS_OF_A_TURN": str(turn),
@@ -162,7 +161,7 @@ def start(
     )
     for server in (plain, adaptive):
         server.wait_until_ready()
-    return Turns(adaptive, plain, scratch)
+    return Turns(adaptive, plain, scratch, state)
 
 
 def main(

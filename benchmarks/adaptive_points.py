@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PLAIN, ADAPTIVE = "plain", "adaptive"
+from benchmarks.turn_state import ADAPTIVE, PLAIN
+
 # A step that takes so many times what others of its kind do met a pause of the machine.
 PAUSE = 3.0
 DRAWS = 2000
@@ -74,8 +75,16 @@ class Point:
     def others(self) -> list[str]:
         return sorted(self.cycles[0].keys() - {ADAPTIVE})
 
+    @property
+    def fixed(self) -> list[str]:
+        """K = 0, 1, ..."""
+        return [name for name in self.others if name != PLAIN]
+
     def rate(self, name: str) -> float:
         return total(self.cycles, name).rate
+
+    def rates(self) -> dict[str, float]:
+        return {name: self.rate(name) for name in [PLAIN, *self.fixed, ADAPTIVE]}
 
     def over(self, other: str) -> dict[str, float]:
         """The server's own choice over ``other``."""
@@ -109,15 +118,14 @@ class Point:
         return {"ratio": ratio(pairs), "low": low, "high": high}
 
     def to_json(self) -> dict[str, Any]:
-        fixed = [name for name in self.others if name != PLAIN]
-        measured = [self.rate(name) / self.rate(fixed[0]) for name in fixed]
+        measured = [self.rate(name) / self.rate(self.fixed[0]) for name in self.fixed]
         errors = [p / m - 1 for p, m in zip(self.predicted or [], measured, strict=False)]
         return {
             "context": self.context,
             "batch": self.batch,
             "cycles": len(self.cycles),
             "mean_context": self.contexts,
-            "tok_s": {name: self.rate(name) for name in [PLAIN, *fixed, ADAPTIVE]},
+            "tok_s": self.rates(),
             "best": max(self.others, key=self.rate),
             "over_best": self.over_best(),
             "over_plain": self.over(PLAIN),

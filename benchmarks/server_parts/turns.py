@@ -4,24 +4,23 @@ A server with --speculative-adaptive runs each fixed K and its own choice by tur
 requests. So does a second server, without speculation, on copies of them: while one of the two has
 a turn the other one waits. What a machine does to all of them within a second is no difference.
 
-$TURNS names a folder with ``state`` (see ``State``); each step that counts is a line there, in
-drafts.jsonl or plain.jsonl. The first step of a turn does not count: it verifies the chain of the
+$TURNS names the folder of ``TurnState``; each step that counts is a line there, in drafts.jsonl or
+plain.jsonl. The first step of a turn does not count: it verifies the chain of the
 turn before, and runs the MTP layer on what that has skipped.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import random
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from benchmarks.turn_state import ADAPTIVE, PLAIN, TurnState
 from sglang_ascend.plugin.requests.unsettled import Unsettled
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 
@@ -31,50 +30,6 @@ STEPS_OF_A_TURN = int(os.environ["STEPS_OF_A_TURN"])
 OWN_TURNS = 4
 STEPS = "sglang_ascend.plugin.mtp.adaptive.steps.AdaptiveSteps"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-PLAIN, ADAPTIVE = "plain", "adaptive"
-NOBODYS, OF_DRAFTS, OF_PLAIN = range(3)
-
-
-class State:
-    """Bytes that the benchmark and both servers share: whose turn it is, whether the plain server
-    waits for its own, the requests of the load (two bytes), and how often all had turns (two)."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self._bytes = mmap.mmap(file.fileno(), 6)
-
-    @property
-    def turn(self) -> int:
-        return self._bytes[0]
-
-    @turn.setter
-    def turn(self, whose: int) -> None:
-        self._bytes[0] = whose
-
-    def plain_waits(self, waits: bool) -> None:
-        self._bytes[1] = waits
-
-    @property
-    def cycle(self) -> int:
-        return int.from_bytes(self._bytes[4:6], "little")
-
-    @cycle.setter
-    def cycle(self, number: int) -> None:
-        self._bytes[4:6] = number.to_bytes(2, "little")
-
-    def counts(self, batch: Any) -> bool:
-        """Whether a step of this batch is one of the load's."""
-        size = int.from_bytes(self._bytes[2:4], "little")
-        return self.turn != NOBODYS and len(batch.reqs) == size
-
-    def wait(self, until: Callable[[], bool]) -> None:
-        """Or until the turns are nobody's: a reply has ended."""
-        while self.turn != NOBODYS and not until():
-            time.sleep(0.0002)
-
-    def wait_for_plain(self) -> None:
-        """Until the plain server waits for its turn."""
-        self.wait(lambda: self.turn == OF_DRAFTS and bool(self._bytes[1]))
 
 
 class FixedDrafts(AdaptiveDrafts):
@@ -120,7 +75,7 @@ class DraftTurns:
     """
 
     def __init__(self) -> None:
-        self.state = State(FOLDER / "state")
+        self.state = TurnState(FOLDER)
         self.out = (FOLDER / "drafts.jsonl").open("a", buffering=1)
         self.policies: dict[str, AdaptiveDrafts] = {}
         self.ahead: list[str] = []
@@ -150,8 +105,7 @@ class DraftTurns:
             self._next_turn()
             self._take_turn(adaptive, batch)
         elif not in_turn:
-            self.name = ADAPTIVE
-            adaptive.policy = self.policies.get(ADAPTIVE, adaptive.policy)
+            adaptive.policy = self.policies[ADAPTIVE]
         self.left -= in_turn
         known = {"name": self.name, "cycle": self.state.cycle, "context": context_of(batch)}
         step = Step(self.out, adaptive.policy, in_turn and not first, **known)
@@ -164,16 +118,16 @@ class DraftTurns:
     def _next_turn(self) -> None:
         """The plain server has its own meanwhile."""
         self.state.wait_for_plain()
+        while (name := self._draw()) == PLAIN:
+            self.state.give_plain_a_turn()
+        self.name = name
+
+    def _draw(self) -> str:
         if not self.ahead:
             self.ahead = [*self.policies, PLAIN]
             random.shuffle(self.ahead)
-            self.state.cycle += 1
-        self.name = self.ahead.pop()
-        if self.name == PLAIN and self.state.turn != NOBODYS:
-            self.state.turn = OF_PLAIN
-            self.state.wait_for_plain()
-        if self.name == PLAIN:
-            self._next_turn()
+            self.state.next_cycle()
+        return self.ahead.pop()
 
     def _take_turn(self, adaptive: Any, batch: Any) -> None:
         self.left = STEPS_OF_A_TURN * (OWN_TURNS if self.name == ADAPTIVE else 1) + 1
@@ -205,7 +159,7 @@ class PlainTurns:
     """The server without speculation, which decodes in its turns only."""
 
     def __init__(self) -> None:
-        self.state = State(FOLDER / "state")
+        self.state = TurnState(FOLDER)
         self.out = (FOLDER / "plain.jsonl").open("a", buffering=1)
         self.left = 0
         self.last: Step | None = None
@@ -221,20 +175,13 @@ class PlainTurns:
         in_turn = self.state.counts(batch)
         first = in_turn and self.left == 0
         if first:
-            self._wait_for_turn()
+            self.state.wait_for_turn()
+            self.left = STEPS_OF_A_TURN + 1
         self.left -= in_turn
         if in_turn and not first:
             known = {"name": PLAIN, "cycle": self.state.cycle, "context": context_of(batch)}
             self.last = Step(self.out, None, True, **known, tokens=len(batch.reqs))
         return original(scheduler, batch, *args)
-
-    def _wait_for_turn(self) -> None:
-        if self.state.turn == OF_PLAIN:
-            self.state.turn = OF_DRAFTS
-        self.state.plain_waits(True)
-        self.state.wait(lambda: self.state.turn == OF_PLAIN)
-        self.state.plain_waits(False)
-        self.left = STEPS_OF_A_TURN + 1
 
 
 def install() -> None:

@@ -1,0 +1,77 @@
+"""Whose turn it is, as `benchmarks.adaptive` and its two servers share it."""
+
+from __future__ import annotations
+
+import mmap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+PLAIN, ADAPTIVE = "plain", "adaptive"  # the names of the servers' turns that are no fixed K's
+_NAME = "state"
+_GOING, _IS_PLAINS, _PLAIN_WAITS = range(3)
+_BATCH, _CYCLE = slice(4, 6), slice(6, 8)
+
+
+class TurnState:
+    """A file that all three have mapped; each field has one writer at a time.
+
+    The benchmark says that turns are taken, and at how many requests. The server with drafts gives
+    the turn to the plain one, which says that it waits for one, and gives it back.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        with (folder / _NAME).open("r+b") as file:
+            self._bytes = mmap.mmap(file.fileno(), 8)
+
+    @classmethod
+    def made(cls, folder: Path) -> TurnState:
+        (folder / _NAME).write_bytes(bytes(8))
+        return cls(folder)
+
+    def begin(self, batch: int) -> None:
+        """Turns are taken while ``batch`` requests run."""
+        self._bytes[_IS_PLAINS] = self._bytes[_PLAIN_WAITS] = False
+        self._bytes[_BATCH] = batch.to_bytes(2, "little")
+        self._bytes[_GOING] = True
+
+    def end(self) -> None:
+        """Nobody waits any longer: a reply has ended."""
+        self._bytes[_GOING] = False
+
+    @property
+    def is_going(self) -> bool:
+        return bool(self._bytes[_GOING])
+
+    @property
+    def cycle(self) -> int:
+        """How often all have had turns."""
+        return int.from_bytes(self._bytes[_CYCLE], "little")
+
+    def next_cycle(self) -> None:
+        self._bytes[_CYCLE] = (self.cycle + 1).to_bytes(2, "little")
+
+    def counts(self, batch: Any) -> bool:
+        """Whether a step of this batch is one of the load's."""
+        return self.is_going and len(batch.reqs) == int.from_bytes(self._bytes[_BATCH], "little")
+
+    def give_plain_a_turn(self) -> None:
+        """Until the plain server has had it."""
+        self._bytes[_IS_PLAINS] = True
+        self.wait_for_plain()
+
+    def wait_for_plain(self) -> None:
+        """Until the plain server waits for a turn."""
+        self._wait(lambda: not self._bytes[_IS_PLAINS] and bool(self._bytes[_PLAIN_WAITS]))
+
+    def wait_for_turn(self) -> None:
+        """Gives back the turn that the plain server may have had, and waits for the next one."""
+        self._bytes[_IS_PLAINS] = False
+        self._bytes[_PLAIN_WAITS] = True
+        self._wait(lambda: bool(self._bytes[_IS_PLAINS]))
+        self._bytes[_PLAIN_WAITS] = False
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        while self.is_going and not until():
+            time.sleep(0.0002)
