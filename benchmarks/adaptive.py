@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -22,7 +23,8 @@ from rich.table import Table
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks import command
-from benchmarks.adaptive_points import Point, cycles_of, mean_contexts
+from benchmarks.adaptive_cycles import cycles_of
+from benchmarks.adaptive_points import Point, mean_contexts
 from benchmarks.machine import taken_on
 from benchmarks.server import ServerProcess, starting_server
 from benchmarks.turn_state import ADAPTIVE, PLAIN, TurnState
@@ -76,13 +78,15 @@ class Turns:
         requests.post(f"{server.url}/{what}", timeout=60, **body).raise_for_status()
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the servers wrote since the last call."""
+        """What the servers wrote since the last call; steps in the order of time, which is the
+        clock of both.
+        """
         found: list[dict[str, Any]] = []
         for name in ("drafts.jsonl", "plain.jsonl"):
             path = self.folder / name
             found += map(json.loads, path.read_text().splitlines())
             os.truncate(path, 0)
-        return found
+        return sorted(found, key=lambda line: line.get("begun", 0.0))
 
 
 def tokens_ahead(max_new_tokens: int) -> int:
@@ -117,23 +121,25 @@ def measure(
     """Each load for so long, and for two cycles at least."""
     for seed, (context, batch) in enumerate(track(loads, "loads", console=console)):
         source = make_prompts(context + tokens_ahead(tokens), seed)
-        lines, steps, cycles = [], [], []
+        lines, steps = [], []
         begun = time.perf_counter()
         while time.perf_counter() - begun < settle:
             turns.run([next(source) for _ in range(batch)], tokens, alone=True)
         begun = time.perf_counter()
-        while time.perf_counter() - begun < seconds or len(cycles) < 2:
+        for run in itertools.count():
             turns.run([next(source) for _ in range(batch)], tokens)
             found = turns.lines()
             if not found:
                 raise SystemExit(f"{batch} requests never ran at once; the server's log says why.")
-            lines += found
+            lines += [{"run": run, **line} for line in found]
             steps = [line for line in lines if "name" in line]
-            cycles = cycles_of(steps)
+            if time.perf_counter() - begun > seconds and len({step["cycle"] for step in steps}) > 3:
+                break
+        cycles = cycles_of(steps)
         predicted = [line["predicted"] for line in lines if "predicted" in line]
         last = predicted[-1] if predicted else None
         point = Point(context, batch, cycles, last, mean_contexts(steps))
-        rates = ", ".join(f"{name} {rate:.1f}" for name, rate in point.rates().items())
+        rates = ", ".join(f"{name} {rate:.1f}" for name, rate in point.rates.items())
         console.print(f"context {context}, batch {batch}, tokens/s: {rates}")
         yield point
 

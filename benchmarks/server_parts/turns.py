@@ -62,7 +62,7 @@ class Step:
     def tell(self, **known: Any) -> None:
         self._known |= known
         if self._counts and {"seconds", "tokens"} <= self._known.keys():
-            self._out.write(json.dumps(self._known) + "\n")
+            self._out.write(json.dumps({"begun": self.begun, **self._known}) + "\n")
 
     def end(self) -> None:
         self.tell(seconds=time.perf_counter() - self.begun)
