@@ -31,7 +31,7 @@ class Implementation:
 
 
 @lru_cache
-def _is_installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
@@ -54,7 +54,7 @@ def numba_body(module: str, name: str, accepts: str = "") -> Implementation:
     options = {"accepts": imported_at_call(module, accepts)} if accepts else {}
     function = imported_at_call(module, name)
     devices = frozenset({"cpu"})
-    return Implementation("numba", function, devices, lambda: _is_installed("numba"), **options)
+    return Implementation("numba", function, devices, lambda: is_installed("numba"), **options)
 
 
 def triton_body(
@@ -67,7 +67,7 @@ def triton_body(
     triton-ascend reads what a mask excludes, unless the mask is a run of places: a kernel that
     would leave its tensors by that is not for the NPU.
     """
-    return Implementation("triton", function, devices, lambda: _is_installed("triton"), accepts)
+    return Implementation("triton", function, devices, lambda: is_installed("triton"), accepts)
 
 
 def torch_body(function: Callable[..., Any]) -> Implementation:
@@ -78,7 +78,7 @@ def torch_body(function: Callable[..., Any]) -> Implementation:
 def npu_body(function: Callable[..., Any], **options: Any) -> Implementation:
     """A body over torch_npu; it does not synchronise and takes no host lists, unless it says so."""
     return Implementation(
-        "npu", function, frozenset({"npu"}), lambda: _is_installed("torch_npu"), **options
+        "npu", function, frozenset({"npu"}), lambda: is_installed("torch_npu"), **options
     )
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from sglang_ascend.ops import linear
-from sglang_ascend.ops.linear import onednn
+from sglang_ascend.ops.linear import numba, onednn
 
 # Rows of decode, verify, a small batch and prefill; sizes that no vector width divides.
-ROWS = pytest.mark.parametrize("rows", [1, 2, 4, 7, 130])
-SIZES = pytest.mark.parametrize("sizes", [(1, 1), (7, 5), (576, 1536), (33, 4097)], ids=str)
+ROWS = pytest.mark.parametrize("rows", [1, 2, 4, 7, 16, 130])
+SIZES = pytest.mark.parametrize("sizes", [(1, 1), (7, 5), (576, 1536), (38, 4097)], ids=str)
 DTYPES = (torch.float32, torch.bfloat16)
 # Each implementation in every dtype that it accepts.
 IMPLEMENTATIONS = pytest.mark.parametrize(
@@ -116,3 +116,52 @@ def test_bf16_is_multiplied_in_float32_where_onednn_does_not_multiply_it(monkeyp
         assert prepared.packed is not None
         assert prepared.packed.dtype == (torch.bfloat16 if supported else torch.float32)
         assert not differences(linear.linear(x, prepared, bias), x, weight, bias).any()
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+@SIZES
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(sizes, num_threads, threads_of):
+    threads_of(num_threads)
+    for is_narrow in (True, False):
+        x, weight, bias = draw(16, sizes)
+        weight = weight.bfloat16().float() if is_narrow else weight
+        prepared = numba.prepare(weight)
+        assert prepared.rows is not None
+        assert prepared.rows.dtype == (torch.bfloat16 if is_narrow else torch.float32)
+        together = numba.linear(x, prepared, bias)
+        for rows in (1, 3, 4, 7):
+            parts = [numba.linear(part, prepared, bias) for part in x.split(rows)]
+            assert torch.equal(torch.cat(parts), together)
+
+
+def test_a_sum_in_another_order_has_other_bits():
+    """The control of the test above."""
+    x, weight, _ = draw(4, (7, 512))
+    columns = torch.arange(512).flip(0)
+    turned = numba.linear(x[:, columns], numba.prepare(weight[:, columns]))
+    assert not torch.equal(turned, numba.linear(x, numba.prepare(weight)))
+
+
+@pytest.fixture
+def threads_of():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def test_a_weight_is_read_as_bfloat16_only_where_that_is_all_that_it_is():
+    """One value in thousands is enough."""
+    x, weight, _ = draw(4, (33, 576))
+    weight = weight.bfloat16().float()
+    assert numba.prepare(weight).rows.dtype == torch.bfloat16
+    weight[32, 575] += 2**-12
+    prepared = numba.prepare(weight)
+    assert prepared.rows.dtype == torch.float32
+    assert not differences(numba.linear(x, prepared), x, weight).any()
+
+
+def test_what_is_not_a_number_is_kept():
+    x, weight, _ = draw(3, (9, 24))
+    x[0, 23], x[1, 3], weight[8] = torch.nan, torch.inf, weight[8].abs()
+    result = numba.linear(x, numba.prepare(weight))
+    assert result[0].isnan().all() and result[1, 8] == torch.inf and result[2].isfinite().all()

@@ -16,6 +16,11 @@ def is_available() -> bool:
     )
 
 
+def has_fused_products() -> bool:
+    """The processor has float32 products with an addition (on x86: from AVX2 on)."""
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
 def multiplies_bfloat16() -> bool:
     """oneDNN has products of bfloat16 for this CPU (on x86: from AVX-512 on)."""
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()

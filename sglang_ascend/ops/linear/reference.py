@@ -13,6 +13,7 @@ class PreparedWeight:
 
     dense: torch.Tensor  # [output_size, input_size]
     packed: torch.Tensor | None = None
+    rows: torch.Tensor | None = None  # [output_size, input_size]; None: all go to ``packed``
 
 
 def prepare(weight: torch.Tensor) -> PreparedWeight:

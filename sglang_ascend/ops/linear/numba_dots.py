@@ -1,0 +1,108 @@
+"""Dot products of rows of float32 in Numba's kernels; weights may be the bits of bfloat16.
+
+What is in memory arrives while what was there before is multiplied: the next rows of weights are
+asked for ahead, for a processor does not foresee several rows at once.
+Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sglang_ascend.ops.numba_vectors import FOUR, has_features, load, sum_of_each
+
+LANES = 16 if has_features("avx512f") else 8
+# Rows of weights that are multiplied at once with up to four of the input: as many sums as hide the
+# latency of an addition and leave registers.
+WEIGHTS, INPUTS = 2, 4
+BYTES_AHEAD = 4096
+INT32, FLOAT = ir.IntType(32), ir.FloatType()
+
+
+def _float_dots(num_weights: int, num_inputs: int) -> Any:
+    """(element of a weight, weights, inputs, columns, totals, floats from row to row): writes
+    totals[input, weight]. Weights, inputs and totals are addresses, of contiguous rows.
+
+    A sum is made in one order whatever ``num_weights`` and ``num_inputs`` are.
+    """
+
+    @intrinsic
+    def dots(typingctx, element, weights, inputs, columns, totals, stride):
+        of_weight = ir.IntType(16) if element == types.uint16 else FLOAT
+        size = 2 if element == types.uint16 else 4
+
+        def codegen(context, builder, signature, arguments):
+            _, weights, inputs, columns, totals, stride = arguments
+            vector, stored = ir.VectorType(FLOAT, LANES), ir.VectorType(of_weight, LANES)
+            shape = ir.FunctionType(vector, [vector] * 3)
+            name = f"llvm.fma.v{LANES}f32"
+            multiply_add = cgutils.get_or_insert_function(builder.module, shape, name)
+
+            def of_type(number):
+                return ir.Constant(columns.type, number)
+
+            def rows_at(address, size_of_one, number):
+                of_row = builder.mul(columns, of_type(size_of_one))
+                for _ in range(number):
+                    yield address
+                    address = builder.add(address, of_row)
+
+            def weights_at(address):
+                _prefetch(builder, builder.add(address, of_type(BYTES_AHEAD)))
+                loaded = load(builder, address, stored)
+                if stored == vector:
+                    return loaded
+                words = ir.VectorType(INT32, LANES)
+                bits = ir.Constant(words, [16] * LANES)
+                return builder.bitcast(builder.shl(builder.zext(loaded, words), bits), vector)
+
+            zero = ir.Constant(vector, [0.0] * LANES)
+            places = [(w, x) for w in range(num_weights) for x in range(num_inputs)]
+            sums = {place: cgutils.alloca_once_value(builder, zero) for place in places}
+            of_weights = list(rows_at(weights, size, num_weights))
+            of_inputs = list(rows_at(inputs, 4, num_inputs))
+            with cgutils.for_range(builder, builder.sdiv(columns, of_type(LANES))) as loop:
+                column = builder.mul(loop.index, of_type(LANES))
+                at_weight = builder.mul(column, of_type(size))
+                at_input = builder.mul(column, of_type(4))
+                rows = [weights_at(builder.add(row, at_weight)) for row in of_weights]
+                for x, of_input in enumerate(of_inputs):
+                    values = load(builder, builder.add(of_input, at_input), vector)
+                    for w, row in enumerate(rows):
+                        total = builder.call(multiply_add, [row, values, builder.load(sums[w, x])])
+                        builder.store(total, sums[w, x])
+            for x in range(num_inputs):
+                of_input = [builder.load(sums[w, x]) for w in range(num_weights)]
+                total = sum_of_each(builder, [*of_input, zero, zero, zero][:FOUR], builder.fadd)
+                mask = ir.Constant(ir.VectorType(INT32, num_weights), [*range(num_weights)])
+                total = builder.shuffle_vector(total, total, mask)
+                place = builder.add(totals, builder.mul(stride, of_type(4 * x)))
+                at = builder.inttoptr(place, total.type.as_pointer())
+                builder.store(total, at).align = 4
+            return context.get_dummy_value()
+
+        return types.void(element, *[types.intp] * 5), codegen
+
+    return dots
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    """Into the nearest cache, to be read; an address beyond the memory does nothing."""
+    pointer = ir.IntType(8).as_pointer()
+    shape = ir.FunctionType(ir.VoidType(), [pointer, INT32, INT32, INT32])
+    function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0i8")
+    how = [ir.Constant(INT32, number) for number in (0, 3, 1)]  # to read, nearest, data
+    builder.call(function, [builder.inttoptr(address, pointer), *how])
+
+
+# Called as the intrinsics that they make in compiled code.
+dots_of_four_inputs: Any = _float_dots(WEIGHTS, 4)
+dots_of_three_inputs: Any = _float_dots(WEIGHTS, 3)
+dots_of_two_inputs: Any = _float_dots(WEIGHTS, 2)
+dots_of_input: Any = _float_dots(WEIGHTS, 1)
+dots_of_pair: Any = _float_dots(1, 1)
