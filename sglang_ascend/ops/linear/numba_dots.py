@@ -21,7 +21,7 @@ LANES = 16 if has_features("avx512f") else 8
 # latency of an addition and leave registers.
 WEIGHTS, INPUTS = 2, 4
 BYTES_AHEAD = 4096
-INT32, FLOAT = ir.IntType(32), ir.FloatType()
+INT32, VECTOR = ir.IntType(32), ir.VectorType(ir.FloatType(), LANES)
 
 
 def _float_dots(num_weights: int, num_inputs: int) -> Any:
@@ -33,13 +33,9 @@ def _float_dots(num_weights: int, num_inputs: int) -> Any:
 
     @intrinsic
     def dots(typingctx, element, weights, inputs, columns, totals, stride):
-        of_weight = ir.IntType(16) if element == types.uint16 else FLOAT
-        size = 2 if element == types.uint16 else 4
-
         def codegen(context, builder, signature, arguments):
             _, weights, inputs, columns, totals, stride = arguments
-            vector, stored = ir.VectorType(FLOAT, LANES), ir.VectorType(of_weight, LANES)
-            shape = ir.FunctionType(vector, [vector] * 3)
+            shape = ir.FunctionType(VECTOR, [VECTOR] * 3)
             name = f"llvm.fma.v{LANES}f32"
             multiply_add = cgutils.get_or_insert_function(builder.module, shape, name)
 
@@ -48,31 +44,22 @@ def _float_dots(num_weights: int, num_inputs: int) -> Any:
 
             def rows_at(address, size_of_one, number):
                 of_row = builder.mul(columns, of_type(size_of_one))
-                for _ in range(number):
-                    yield address
-                    address = builder.add(address, of_row)
+                return [
+                    builder.add(address, builder.mul(of_row, of_type(i))) for i in range(number)
+                ]
 
-            def weights_at(address):
-                _prefetch(builder, builder.add(address, of_type(BYTES_AHEAD)))
-                loaded = load(builder, address, stored)
-                if stored == vector:
-                    return loaded
-                words = ir.VectorType(INT32, LANES)
-                bits = ir.Constant(words, [16] * LANES)
-                return builder.bitcast(builder.shl(builder.zext(loaded, words), bits), vector)
-
-            zero = ir.Constant(vector, [0.0] * LANES)
+            zero = ir.Constant(VECTOR, [0.0] * LANES)
             places = [(w, x) for w in range(num_weights) for x in range(num_inputs)]
             sums = {place: cgutils.alloca_once_value(builder, zero) for place in places}
-            of_weights = list(rows_at(weights, size, num_weights))
-            of_inputs = list(rows_at(inputs, 4, num_inputs))
+            is_narrow = element == types.uint16
+            of_weights = rows_at(weights, 2 if is_narrow else 4, num_weights)
+            of_inputs = rows_at(inputs, 4, num_inputs)
             with cgutils.for_range(builder, builder.sdiv(columns, of_type(LANES))) as loop:
-                column = builder.mul(loop.index, of_type(LANES))
-                at_weight = builder.mul(column, of_type(size))
-                at_input = builder.mul(column, of_type(4))
-                rows = [weights_at(builder.add(row, at_weight)) for row in of_weights]
+                offset = builder.mul(loop.index, of_type(4 * LANES))
+                at_weight = builder.udiv(offset, of_type(2 if is_narrow else 1))
+                rows = [_weights_at(builder, row, at_weight, is_narrow) for row in of_weights]
                 for x, of_input in enumerate(of_inputs):
-                    values = load(builder, builder.add(of_input, at_input), vector)
+                    values = load(builder, builder.add(of_input, offset), VECTOR)
                     for w, row in enumerate(rows):
                         total = builder.call(multiply_add, [row, values, builder.load(sums[w, x])])
                         builder.store(total, sums[w, x])
@@ -89,6 +76,17 @@ def _float_dots(num_weights: int, num_inputs: int) -> Any:
         return types.void(element, *[types.intp] * 5), codegen
 
     return dots
+
+
+def _weights_at(builder: Any, row: Any, offset: Any, is_narrow: bool) -> Any:
+    """Of a row of weights, as float32; the next rows are asked for."""
+    address = builder.add(row, offset)
+    _prefetch(builder, builder.add(address, ir.Constant(address.type, BYTES_AHEAD)))
+    if not is_narrow:
+        return load(builder, address, VECTOR)
+    halves, words = (ir.VectorType(ir.IntType(bits), LANES) for bits in (16, 32))
+    wide = builder.zext(load(builder, address, halves), words)
+    return builder.bitcast(builder.shl(wide, ir.Constant(words, [16] * LANES)), VECTOR)
 
 
 def _prefetch(builder: Any, address: Any) -> None:
