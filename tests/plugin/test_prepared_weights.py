@@ -15,10 +15,14 @@ pytestmark = pytest.mark.sglang
 @pytest.fixture
 def layer() -> torch.nn.Module:
     module = torch.nn.Module()
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(6, 4, generator=generator)
-    module.weight = torch.nn.Parameter(weight, requires_grad=False)
+    module.weight = torch.nn.Parameter(bfloat16s_values(6, 4), requires_grad=False)
     return module
+
+
+def bfloat16s_values(*shape: int) -> torch.Tensor:
+    """float32 of which the prepared weight has copies only."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    return drawn.bfloat16().float()
 
 
 @pytest.fixture
@@ -102,6 +106,7 @@ def test_the_projection_of_an_mtp_layer_is_packed_and_follows_its_weight(x, load
     from sglang_ascend.plugin.cpu.layers import _PREPARED, forget_prepared_weights
 
     projection = torch.nn.Linear(4, 6)
+    projection.weight.data.copy_(bfloat16s_values(6, 4))
     current_platform.post_load_model(Ends(projection))
     assert is_product(projection(x) - projection.bias, x, projection.weight)
     assert _PREPARED[projection].dense is projection.weight

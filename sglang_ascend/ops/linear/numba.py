@@ -56,7 +56,7 @@ def _as_narrow_as_it_is(weight: torch.Tensor) -> torch.Tensor:
 
 
 def accepts_rows(x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | None = None) -> bool:
-    return onednn.accepts_rows(x, weight, bias) or _are_few(x, weight)
+    return _are_few(x, weight) or onednn.accepts_rows(x, weight, bias)
 
 
 def _are_few(x: torch.Tensor, weight: PreparedWeight) -> bool:
