@@ -47,6 +47,12 @@ class FixedDrafts(AdaptiveDrafts):
     def record_acceptance(self, *args: Any) -> None: ...
 
 
+def share_a_core() -> None:
+    """Of the thread that computes: the two servers never compute at once, and what else this
+    machine runs may slow one of its cores for minutes."""
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
 def context_of(batch: Any) -> int:
     """Tokens of the first request, as the others have them."""
     return batch.reqs[0].kv.kv_committed_len
@@ -87,6 +93,7 @@ class DraftTurns:
     def prefill(self, original: Any, adaptive: Any, *args: Any) -> Any:
         """Around ``AdaptiveSteps.prefill``."""
         if not self.policies:
+            share_a_core()
             most = adaptive.policy.max_drafts
             fixed = {f"K = {k}": FixedDrafts(most, k) for k in range(most + 1)}
             self.policies = {**fixed, ADAPTIVE: adaptive.policy}
@@ -139,6 +146,9 @@ class DraftTurns:
         if self.is_new:
             adaptive.policy.start_anew(*load)
         self.is_new = False
+        # The others' turns lie between: its costs may all have changed together, which without
+        # them they would not at once.
+        adaptive.policy.costs.of(*load).jump(0.0)
         predicted = adaptive.policy.speedups(*load)
         self.out.write(json.dumps({"predicted": predicted}) + "\n")
 
@@ -163,9 +173,13 @@ class PlainTurns:
         self.out = (FOLDER / "plain.jsonl").open("a", buffering=1)
         self.left = 0
         self.last: Step | None = None
+        self.has_begun = False
 
     def run_batch(self, original: Any, scheduler: Any, batch: Any, *args: Any) -> Any:
         """Around ``Scheduler.run_batch``."""
+        if not self.has_begun:
+            share_a_core()
+        self.has_begun = True
         if self.last is not None:
             self.last.end()
         self.last = None
