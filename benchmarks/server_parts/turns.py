@@ -173,17 +173,14 @@ class PlainTurns:
         self.out = (FOLDER / "plain.jsonl").open("a", buffering=1)
         self.left = 0
         self.last: Step | None = None
-        self.has_begun = False
 
     def run_batch(self, original: Any, scheduler: Any, batch: Any, *args: Any) -> Any:
         """Around ``Scheduler.run_batch``."""
-        if not self.has_begun:
-            share_a_core()
-        self.has_begun = True
         if self.last is not None:
             self.last.end()
         self.last = None
         if not batch.forward_mode.is_decode():
+            share_a_core()
             self.left = 0
             return original(scheduler, batch, *args)
         in_turn = self.state.counts(batch)

@@ -45,16 +45,23 @@ def imported_at_call(module: str, name: str) -> Callable[..., Any]:
     return lambda *args, **kwargs: function()(*args, **kwargs)
 
 
-def numba_body(module: str, name: str, accepts: str = "") -> Implementation:
+def numba_body(
+    module: str, name: str, accepts: str = "", available: Callable[[], bool] = lambda: True
+) -> Implementation:
     """A body compiled for the CPU, where Numba is installed: function ``name`` of ``module``.
 
     The module is imported when the operator is first called, for importing Numba takes a second.
-    ``accepts`` names the function there that says which calls it takes, if not all.
+    ``accepts`` names the function there that says which calls it takes, if not all; ``available``
+    says what else it needs.
     """
     options = {"accepts": imported_at_call(module, accepts)} if accepts else {}
     function = imported_at_call(module, name)
     devices = frozenset({"cpu"})
-    return Implementation("numba", function, devices, lambda: is_installed("numba"), **options)
+
+    def is_available() -> bool:
+        return is_installed("numba") and available()
+
+    return Implementation("numba", function, devices, is_available, **options)
 
 
 def triton_body(

@@ -5,7 +5,6 @@ from functools import partial
 from sglang_ascend.ops.dispatch import (
     Implementation,
     Op,
-    imported_at_call,
     npu_body,
     numba_body,
 )
@@ -35,8 +34,8 @@ NUMBA_DECODED = "sglang_ascend.ops.quantized.numba_decoded"
 
 def _numba_integers(name: str, module: str = "numba_integer") -> Implementation:
     """Where the probe chose Numba's products."""
-    function = imported_at_call(f"sglang_ascend.ops.quantized.{module}", name)
-    return Implementation("numba", function, _CPU, partial(probe.is_chosen, "numba"))
+    is_chosen = partial(probe.is_chosen, "numba")
+    return numba_body(f"sglang_ascend.ops.quantized.{module}", name, available=is_chosen)
 
 
 def _fbgemm(name: str, accepts: str) -> Implementation:
