@@ -48,6 +48,15 @@ def test_a_machine_that_has_become_slower_is_believed():
     assert costs.of(4, 100.0).seconds((2, 2)) == pytest.approx(0.03, rel=0.02)
 
 
+@pytest.mark.parametrize("seconds", [0.001, 0.2])
+def test_a_k_that_is_first_asked_for_behind_timed_steps_of_another_stands_beside_those(seconds):
+    """The machine is ten times as fast, or twenty times as slow, as it is guessed to be."""
+    costs = Costs()
+    for _ in range(50):
+        costs.record(4, 100.0, 3, seconds)
+    assert 0.5 < costs.of(4, 100.0).seconds((0, 0)) / seconds < 1
+
+
 def test_a_k_whose_steps_vary_is_not_taken_for_a_cheaper_one():
     costs = Costs()
     for seconds in [0.010, 0.014] * 8:

@@ -75,7 +75,7 @@ class Costs:
 
     def _is_left_out(self, here: LoadCosts, i: int, innovation: float) -> bool:
         """Whether a step of kind number ``i`` says nothing, so far off its cost as it is."""
-        deviation = math.sqrt(here.covariance[i, i] + self._noise.own)
+        deviation = math.sqrt(here.variance(i) + self._noise.own)
         if abs(innovation) <= max(JUMP, SURPRISE * deviation):
             self._surprises = 0
             return False
@@ -97,7 +97,7 @@ class Costs:
 
     def _guess(self, here: LoadCosts, kind: Kind) -> tuple[float, float]:
         guess = self._modelled(here, kind)
-        others = [load for load in self._loads.values() if kind in load.measured()]
+        others = [of for of in self._loads.values() if of is not here and kind in of.measured()]
         if not others:
             return guess, WORST_GUESS
         nearest = min(others, key=lambda load: _distance(here, load))

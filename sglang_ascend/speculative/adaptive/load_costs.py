@@ -33,8 +33,9 @@ class LoadCosts:
         self.kinds: dict[Kind, int] = {}
         self.num_steps: list[int] = []  # that were timed, of each kind
         self.first: dict[Kind, float] = {}  # seconds of a kind's first step, until its second
-        self.guesses = np.zeros(0)
-        self.mean, self.covariance = np.zeros(0), np.zeros((0, 0))
+        self.mean = np.zeros(0)
+        # The covariance of ``mean`` is _known + _together + _alone I: a drift is of two numbers.
+        self._known, self._together, self._alone = np.zeros((0, 0)), LEVEL**2, 0.0
 
     def seconds(self, kind: Kind) -> float:
         i = self.number(kind)
@@ -49,8 +50,14 @@ class LoadCosts:
     def deviation(self, kind: Kind, other: Kind) -> float:
         """Of the logarithm of the ratio of two costs."""
         i, j = self.number(kind), self.number(other)
-        of = self.covariance
-        return math.sqrt(max(0.0, of[i, i] + of[j, j] - 2 * of[i, j]))
+        if i == j:
+            return 0.0
+        of = self._known
+        return math.sqrt(max(0.0, of[i, i] + of[j, j] - 2 * of[i, j] + 2 * self._alone))
+
+    def variance(self, i: int) -> float:
+        """Of the logarithm of the cost of kind number ``i``."""
+        return self._known[i, i] + self._together + self._alone
 
     def measured(self) -> dict[Kind, int]:
         """The numbers of the kinds that were timed."""
@@ -65,19 +72,19 @@ class LoadCosts:
         return self.num_steps[self.kinds[kind]]
 
     def _add(self, kind: Kind, guess: float, deviation: float) -> None:
-        """It stands beside the kinds that were timed as its guess stands beside theirs."""
-        measured = [i for i, count in enumerate(self.num_steps) if count]
-        measured = measured or list(range(len(self.kinds)))
-        n = self.kinds[kind] = len(self.kinds)
-        above, known = 0.0, self.covariance
-        self.covariance = np.full((n + 1, n + 1), LEVEL**2)
+        """It stands beside the kinds that were timed as its guess stands beside theirs of now."""
+        beside = self.measured() or self.kinds
+        numbers, n = list(beside.values()), len(self.kinds)
+        above, known, grown = 0.0, self._known + self._alone * np.eye(n), np.zeros((n + 1, n + 1))
         if n:
-            above = float((self.mean - self.guesses)[measured].mean())
-            self.covariance[:n, :n] = known
-            self.covariance[n, :n] = self.covariance[:n, n] = known[measured].mean(axis=0)
-            self.covariance[n, n] = known[np.ix_(measured, measured)].mean()
-        self.covariance[n, n] += deviation**2
-        self.guesses = np.append(self.guesses, guess)
+            guesses = [self._guess(self, other)[0] for other in beside]
+            above = float((self.mean[numbers] - guesses).mean())
+            grown[:n, :n] = known
+            grown[n, :n] = grown[:n, n] = known[numbers].mean(axis=0)
+            grown[n, n] = known[np.ix_(numbers, numbers)].mean()
+        grown[n, n] += deviation**2
+        self._known, self._alone = grown, 0.0
+        self.kinds = {**self.kinds, kind: n}
         self.mean = np.append(self.mean, guess + above)
         self.num_steps.append(0)
 
@@ -85,17 +92,19 @@ class LoadCosts:
         """To ``step``, which are counted over all loads; from each to the next all costs change by
         ``together``, a variance."""
         passed, self.last_step = step - self.last_step, step
-        self.covariance += min(together * passed, LEVEL**2)
-        self.covariance.flat[:: len(self.kinds) + 1] += ALONE**2 * passed
+        self._together += min(together * passed, LEVEL**2)
+        self._alone += ALONE**2 * passed
 
     def jump(self, innovation: float) -> None:
         """The machine has become slower or faster by about so much."""
-        self.covariance += LEVEL**2
-        self.covariance.flat[:: len(self.kinds) + 1] += (ALONE_IN_JUMP * innovation) ** 2
+        self._together += LEVEL**2
+        self._alone += (ALONE_IN_JUMP * innovation) ** 2
 
     def observe(self, i: int, innovation: float, noise: float) -> None:
         """A step of kind number ``i`` took so much more than its cost; ``noise`` is a variance."""
-        gain = self.covariance[i] / (self.covariance[i, i] + noise)
+        row = self._known[i] + self._together
+        row[i] += self._alone
+        gain = row / (row[i] + noise)
         self.mean = self.mean + gain * innovation
-        self.covariance = self.covariance - np.outer(gain, self.covariance[i])
+        self._known = self._known - gain[:, None] * row
         self.num_steps[i] += 1
