@@ -146,10 +146,10 @@ class DraftTurns:
         if self.is_new:
             adaptive.policy.start_anew(*load)
         self.is_new = False
+        predicted = adaptive.policy.speedups(*load)
         # The others' turns lie between, in which the machine went on: to a policy that is not told
         # it would seem to jump.
         adaptive.policy.costs._num_steps += (len(self.policies) + 1) * (STEPS_OF_A_TURN + 1)
-        predicted = adaptive.policy.speedups(*load)
         self.out.write(json.dumps({"predicted": predicted}) + "\n")
 
     def settle(self, original: Any, adaptive: Any, accepted: Any, *args: Any) -> Any:

@@ -19,6 +19,9 @@ class AdaptiveDrafts:
     grows, ignores one that oscillates across a threshold, and loses at most that cost before.
 
     ``Probes`` run another K now and then, so that its cost and its acceptance are known.
+
+    At one load decisions lie some steps apart, and what the steps between took is read then: to
+    read one and to decide takes 0.2 ms where a forward has used the processor's caches in between.
     """
 
     def __init__(self, max_drafts: int, tuning: Tuning | None = None) -> None:
@@ -32,6 +35,8 @@ class AdaptiveDrafts:
         self._since_switch = self.tuning.min_steps
         self._load: LoadCosts | None = None
         self._stay = 0  # steps since the load changed
+        self._undecided = 0  # steps since the last decision
+        self._unread: list[tuple[int, float, int, float, int | None]] = []
 
     def choose(
         self, batch_size: int, context: float, catch_up: Callable[[], float] = lambda: 0.0
@@ -43,11 +48,16 @@ class AdaptiveDrafts:
         if self.probes.left > 0:
             self.probes.left -= 1
             return self.probes.ran(self.probes.k)
+        self._undecided += 1
+        load = self.costs.of(batch_size, context)
+        if load is self._load and self._undecided < self.tuning.decision_steps:
+            return self.probes.ran(self.in_force)
+        steps, self._undecided = self._undecided, 0
         beliefs = self._beliefs(batch_size, context)
-        self._stay = self._stay + 1 if beliefs.load is self._load else 0
-        self._load = beliefs.load
-        self._since_switch += 1
-        self._add_up(beliefs)
+        self._stay = self._stay + steps if load is self._load else 0
+        self._load = load
+        self._since_switch += steps
+        self._add_up(beliefs, steps)
         best = max(range(len(self._lost)), key=self._lost.__getitem__)
         worth = self._lost[best] - self.tuning.switch_cost
         if (
@@ -57,7 +67,7 @@ class AdaptiveDrafts:
         ):
             self._switch(best)
         else:
-            self.probes.maybe_start(beliefs, self.in_force, self._stay, catch_up)
+            self.probes.maybe_start(beliefs, self.in_force, steps, self._stay, catch_up)
         return self.probes.ran(self.probes.k if self.probes.left > 0 else self.in_force)
 
     def start_anew(self, batch_size: int, context: float) -> None:
@@ -81,7 +91,7 @@ class AdaptiveDrafts:
     ) -> None:
         """One step that drafted ``num_drafts`` and verified as many, or more where some were looked
         up, from its start to the next one's."""
-        self.costs.record(batch_size, context, num_drafts, seconds, verified)
+        self._unread.append((batch_size, context, num_drafts, seconds, verified))
 
     def record_acceptance(
         self, accepted: Sequence[int], num_drafts: int, is_sampled: Sequence[bool]
@@ -95,14 +105,17 @@ class AdaptiveDrafts:
         return [1 + beliefs.gain(k, over=0) for k in range(self.max_drafts + 1)]
 
     def _beliefs(self, batch_size: int, context: float) -> Beliefs:
+        for step in self._unread:
+            self.costs.record(*step)
+        self._unread.clear()
         load = self.costs.of(batch_size, context)
         return Beliefs(self.acceptance, self.share_sampled, load, self.looked_up)
 
-    def _add_up(self, beliefs: Beliefs) -> None:
+    def _add_up(self, beliefs: Beliefs, steps: int) -> None:
         for k in range(self.max_drafts + 1):
             if k != self.in_force:
                 gain = beliefs.gain(k, over=self.in_force) - self.tuning.margin
-                self._lost[k] = max(0.0, self._lost[k] + min(gain, 1.0))
+                self._lost[k] = max(0.0, self._lost[k] + steps * min(gain, 1.0))
 
     def _switch(self, num_drafts: int) -> None:
         self.in_force = num_drafts

@@ -23,7 +23,7 @@ class Probes:
     def __init__(self, max_drafts: int, tuning: Tuning) -> None:
         self.tuning = tuning
         self.k, self.left = 0, 0
-        self._credit, self._since, self._num_steps = 0.0, 0, 0
+        self._credit, self._unasked, self._num_steps = 0.0, 0, 0
         self._last_run = [0] * (max_drafts + 1)
 
     def ran(self, k: int) -> int:
@@ -33,14 +33,21 @@ class Probes:
         return k
 
     def maybe_start(
-        self, beliefs: Beliefs, in_force: int, stay: int, catch_up: Callable[[], float]
+        self,
+        beliefs: Beliefs,
+        in_force: int,
+        steps: int,
+        stay: int,
+        catch_up: Callable[[], float],
     ) -> None:
-        """Before a step at a load that has stayed for ``stay`` steps."""
-        self._credit += self.tuning.probe_share
-        self._since += 1
+        """``steps`` behind the last decision, before a step at a load that has stayed for
+        ``stay``."""
+        self._credit += steps * self.tuning.probe_share
+        self._unasked += steps
         # Now and then, for it takes longer than all else that a step asks.
-        if self._since % self.tuning.probe_steps:
+        if self._unasked < self.tuning.probe_steps:
             return
+        self._unasked = 0
         others = [k for k in range(len(beliefs.values)) if k != in_force]
         prices = {k: self._price(beliefs, k, in_force) for k in others}
         horizon = min(max(stay, self.tuning.least_horizon), self.tuning.most_horizon)
@@ -66,7 +73,7 @@ class Probes:
         return self.tuning.probe_changes + lost
 
     def _start(self, k: int) -> None:
-        self.k, self.left, self._since = k, self.tuning.probe_steps, 0
+        self.k, self.left = k, self.tuning.probe_steps
 
 
 def _worth(beliefs: Beliefs, k: int) -> float:

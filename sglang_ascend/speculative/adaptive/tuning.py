@@ -11,6 +11,7 @@ class Tuning:
 
     margin: float = 0.01  # a gain below this never changes K
     switch_cost: float = 2.0  # steps that must have been lost to the better K before it is taken
+    decision_steps: int = 4  # from one decision to the next
     min_steps: int = 16  # between two changes of K, but for the end of a probe
     probe_steps: int = 6  # of another K, the first of which is not timed; and between two probes
     probe_share: float = 0.005  # of all steps, that probes of no expected gain may cost
