@@ -24,7 +24,8 @@ def accepted_by_position(accepted: Sequence[int], num_drafts: int) -> list[int]:
 class AcceptanceCounts:
     """One log line for every ``log_interval`` batches, as often as SGLang logs its own.
 
-    ``on_step(drafted, accepted)`` is told every batch: its drafts by position, and those accepted.
+    ``on_step(drafted, accepted)`` is told every batch that had any: its drafts by position, and
+    those accepted.
     """
 
     def __init__(
@@ -48,17 +49,21 @@ class AcceptanceCounts:
         if len(accepted) == 0:
             return
         in_step = self._num_drafts if num_drafts is None else num_drafts
+        if in_step > 0:
+            self._add(accepted, in_step)
+        self._num_batches += 1
+        if self._num_batches == self._log_interval:
+            logger.info("%s: %s.", self._what, ", ".join(self._shares()))
+            self._begin()
+
+    def _add(self, accepted: Sequence[int], in_step: int) -> None:
         drafted = [len(accepted) if k < in_step else 0 for k in range(self._num_drafts)]
         # A chain that was verified beyond its drafts may be right there too, as none of them.
         of_drafts = [min(count, in_step) for count in accepted]
         found = accepted_by_position(of_drafts, self._num_drafts)
         self._on_step(drafted, found)
-        self._num_batches += 1
         for totals, new in ((self._drafted, drafted), (self._accepted, found)):
             totals[:] = [total + count for total, count in zip(totals, new, strict=True)]
-        if self._num_batches == self._log_interval:
-            logger.info("%s: %s.", self._what, ", ".join(self._shares()))
-            self._begin()
 
     def _shares(self) -> Iterator[str]:
         for drafted, accepted in zip(self._drafted, self._accepted, strict=True):

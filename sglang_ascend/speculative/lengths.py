@@ -45,8 +45,11 @@ def of_rows(inputs: StepInputs, width: int) -> StepInputs:
 
 
 def lengthened(candidates: torch.Tensor, width: int) -> torch.Tensor:
-    """int64 [batch, width]: the last draft repeated; verification drops what is wrong of that."""
+    """int64 [batch, width]: the last one repeated; verification drops what is wrong of that."""
     missing = width - candidates.shape[1]
     if missing == 0:
         return candidates
-    return torch.cat([candidates, candidates[:, -1:].expand(-1, missing)], dim=1)
+    last = candidates[:, -1:]
+    if candidates.shape[1] == 1:
+        return last.expand(-1, width).contiguous()
+    return torch.cat([candidates, last.expand(-1, missing)], dim=1)

@@ -21,6 +21,7 @@ from toy_models import (
 )
 
 from sglang_ascend.speculative.skipped import SkippedRows, slots_of_pages
+from sglang_ascend.speculative.skipped import rows as skipped_rows
 from sglang_ascend.speculative.skipped.catch_up import catch_up
 from sglang_ascend.speculative.step import LaunchedPhases, StepConstants, speculative_step
 
@@ -174,7 +175,18 @@ def test_rows_of_several_layers_are_caught_up_behind_all_before_them(rows_depend
         assert seen == ([3, 4], [[5, 2, 7, 1], [5, 2, 9, 4]])
     else:
         assert rows.metadata.query_len == 1 and seen == ([1, 1], [[7], [4]])
-    assert skipped.is_skipped.nonzero()[:, 0].tolist() == [1], "behind what is asked for"
+    assert (skipped.next_tokens >= 0).nonzero()[:, 0].tolist() == [1], "behind what is asked for"
+
+
+def test_slots_that_requests_share_are_caught_up_in_every_forward_that_they_are_in(monkeypatch):
+    monkeypatch.setattr(skipped_rows, "MAX_ROWS", 2)
+    skipped = SkippedRows(8, 0, torch.float64, "cpu")
+    skipped.keep(torch.tensor([5, 2, 7]), None, torch.tensor([50, 20, 70]))
+    forwards = Recorded()
+    catch_up(skipped, forwards, torch.tensor([[5, 2, 0], [5, 2, 7]]), torch.tensor([2, 3]))
+    filled = [(rows.slots.tolist(), tokens) for rows, tokens in forwards.filled]
+    assert filled == [([5, 2], [50, 20]), ([5, 2], [50, 20]), ([7], [70])]
+    assert not (skipped.next_tokens >= 0).any()
 
 
 def test_slots_of_pages_are_those_of_every_position():

@@ -9,6 +9,7 @@ import torch
 
 # Rows of one forward that catches up.
 MAX_ROWS = 2048
+NOT_SKIPPED = -1  # in place of a token
 
 # Drafts nothing, but fills the cache, of rows (request, position): given int64 [n, 2] of these in
 # order, and their slots, tokens and hidden states.
@@ -16,7 +17,7 @@ RunRows = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Non
 
 
 class SkippedRows:
-    """Of every KV slot: whether it was skipped, the target's hidden state, and the next token.
+    """Of every KV slot that was skipped the target's hidden state and the next token.
 
     The keys and values of the MTP layer's one decoder layer come from the row itself and from no
     other row. So rows are caught up in any order, each as a request of one token, and a slot that
@@ -38,8 +39,7 @@ class SkippedRows:
     ) -> None:
         self.rows_depend = rows_depend
         self.hidden = torch.empty(num_slots, hidden_size, dtype=dtype, device=device)
-        self.next_tokens = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        self.is_skipped = torch.zeros(num_slots, dtype=torch.bool, device=device)
+        self.next_tokens = torch.full((num_slots,), NOT_SKIPPED, device=device)
         self.any_kept = False  # since the start: a prompt may begin with slots that were skipped
         self.is_behind = False  # the running requests have skipped rows
         self.seconds_per_row = 0.0
@@ -53,19 +53,19 @@ class SkippedRows:
             assert hidden is not None
             self.hidden[slots] = hidden
         self.next_tokens[slots] = next_tokens
-        self.is_skipped[slots] = True
         self.any_kept = self.is_behind = True
 
     def forget(self, slots: torch.Tensor) -> None:
         """The MTP layer runs on these rows itself."""
         if self.any_kept:
-            self.is_skipped[slots] = False
+            self.next_tokens[slots] = NOT_SKIPPED
 
     def slots_of(self, slot_table: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
         """Which of the first ``lens`` positions of each request were skipped, int64 [n, 2] of
         (request, position). Waits for the device."""
         positions = torch.arange(slot_table.shape[1], device=slot_table.device)
-        return (self.is_skipped[slot_table] & (positions < lens[:, None])).nonzero()
+        is_skipped = self.next_tokens[slot_table] != NOT_SKIPPED
+        return (is_skipped & (positions < lens[:, None])).nonzero()
 
     def seconds_to_catch_up(self, slot_table: torch.Tensor, lens: torch.Tensor) -> float:
         if not self.is_behind:
@@ -81,10 +81,13 @@ class SkippedRows:
         skipped = self.slots_of(slot_table, lens)
         if len(skipped) == 0:
             return
-        for part in skipped.split(MAX_ROWS):
-            slots = slot_table[part[:, 0], part[:, 1]]
-            run(part, slots, self.next_tokens[slots], self.hidden[slots])
-            self.forget(slots)
+        all_slots = slot_table[skipped[:, 0], skipped[:, 1]]
+        # All before any is forgotten: requests share slots.
+        all_tokens = self.next_tokens[all_slots]
+        parts = (rows.split(MAX_ROWS) for rows in (skipped, all_slots, all_tokens))
+        for rows, slots, tokens in zip(*parts, strict=True):
+            run(rows, slots, tokens, self.hidden[slots])
+        self.forget(all_slots)
         each = (self._clock() - begun) / len(skipped)
         self.seconds_per_row = min(self.seconds_per_row or each, each)
 
