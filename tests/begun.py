@@ -176,12 +176,16 @@ def keep(connection: socket.socket) -> str:
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST, 3)
+    has_session, gets_session = os.pipe()
     program = os.fork()
     if program == 0:
-        connection.close()
+        os.setsid()
+        for descriptor in (has_session, gets_session, connection.detach()):
+            os.close(descriptor)
         return become(*json.loads(request), streams)
-    for stream in streams:
-        os.close(stream)
+    for descriptor in (gets_session, *streams):
+        os.close(descriptor)
+    os.read(has_session, 1)  # whoever is told its pid may signal its group
     with contextlib.suppress(BrokenPipeError):  # whoever began it may have ended
         connection.send(str(program).encode())
         _, status = os.waitpid(program, 0)
@@ -190,7 +194,6 @@ def keep(connection: socket.socket) -> str:
 
 
 def become(arguments: list[str], environ: dict[str, str], folder: str, streams: list[int]) -> str:
-    os.setsid()
     die_with_parent()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
