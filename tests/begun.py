@@ -172,22 +172,20 @@ def main(address: str) -> str:
 
 
 def keep(connection: socket.socket) -> str:
-    """Forks the program, says its pid and, when it ends, its status; returns in the program."""
+    """Forks the program, which says its pid, and says its status when it ends; returns in it."""
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     request, streams, _, _ = socket.recv_fds(connection, MAX_REQUEST, 3)
-    has_session, gets_session = os.pipe()
     program = os.fork()
     if program == 0:
         os.setsid()
-        for descriptor in (has_session, gets_session, connection.detach()):
-            os.close(descriptor)
+        # By itself, for whoever is told its pid may signal its group.
+        connection.send(str(os.getpid()).encode())
+        connection.close()
         return become(*json.loads(request), streams)
-    for descriptor in (gets_session, *streams):
-        os.close(descriptor)
-    os.read(has_session, 1)  # whoever is told its pid may signal its group
+    for stream in streams:
+        os.close(stream)
     with contextlib.suppress(BrokenPipeError):  # whoever began it may have ended
-        connection.send(str(program).encode())
         _, status = os.waitpid(program, 0)
         connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)

@@ -49,7 +49,4 @@ def lengthened(candidates: torch.Tensor, width: int) -> torch.Tensor:
     missing = width - candidates.shape[1]
     if missing == 0:
         return candidates
-    last = candidates[:, -1:]
-    if candidates.shape[1] == 1:
-        return last.expand(-1, width).contiguous()
-    return torch.cat([candidates, last.expand(-1, missing)], dim=1)
+    return torch.cat([candidates, candidates[:, -1:].expand(-1, missing)], dim=1)

@@ -84,7 +84,7 @@ class LoadCosts:
             grown[n, n] = known[np.ix_(numbers, numbers)].mean()
         grown[n, n] += deviation**2
         self._known, self._alone = grown, 0.0
-        self.kinds = {**self.kinds, kind: n}
+        self.kinds[kind] = n
         self.mean = np.append(self.mean, guess + above)
         self.num_steps.append(0)
 
