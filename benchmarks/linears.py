@@ -24,7 +24,8 @@ from sglang_ascend.ops.linear.reference import PreparedWeight
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 NUM_LAYERS = 30
 # Ours multiplies float32 weights as wide as they are: those of a bfloat16 checkpoint by half.
-WEIGHTS = ("bfloat16's values", "float32's values")
+BFLOAT16 = "bfloat16"
+WEIGHTS = ("bfloat16's values in float32", "float32's values", BFLOAT16)
 Product = Callable[[torch.Tensor, PreparedWeight], torch.Tensor]
 
 
@@ -32,8 +33,10 @@ def prepared_layers(num_layers: int, values: str) -> list[PreparedWeight]:
     """So many that none is in a cache when its turn comes."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(size, generator=generator) for size in LAYER * num_layers]
-    if values == WEIGHTS[0]:
-        weights = [weight.bfloat16().float() for weight in weights]
+    if values != WEIGHTS[1]:
+        weights = [weight.bfloat16() for weight in weights]
+    if values != BFLOAT16:
+        weights = [weight.float() for weight in weights]
     return [numba.prepare(weight) for weight in weights]
 
 
@@ -45,7 +48,8 @@ def seconds_of(product: Product, x: Sequence[torch.Tensor], layers: list[Prepare
 
 
 def measure(layers: list[PreparedWeight], num_rows: int, rounds: int) -> dict[str, Any]:
-    x = [torch.randn(num_rows, width) for _, width in LAYER]
+    dtype = layers[0].dense.dtype
+    x = [torch.randn(num_rows, width).to(dtype) for _, width in LAYER]
     seconds: dict[str, list[float]] = {"ours": [], "onednn": []}
     products: dict[str, Product] = {"ours": numba.linear, "onednn": onednn.linear_packed}
     for number in range(rounds):
@@ -71,12 +75,12 @@ def main(
     num_layers: Annotated[int, typer.Option(help="Layers.")] = NUM_LAYERS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
 ) -> None:
-    """Measure the float32 linears of a step of smollm2's layers: ours beside oneDNN's packed ones.
+    """Measure the linears of a step of smollm2's layers: ours for few rows beside oneDNN's packed.
 
     JSON: `machine`, `commit`, `threads`, `num_layers`, `rounds`, `cases`; each case has `weights`
-    (what values they have), `rows`, `ours_ms` and `onednn_ms` (median milliseconds of all layers),
-    `ratio` (median of onednn / ours over pairs), `ratio_low` and `ratio_high` (95 % bootstrap
-    interval).
+    (their values, and the dtype of both operands), `rows`, `ours_ms` and `onednn_ms` (median
+    milliseconds of all layers), `ratio` (median of onednn / ours over pairs), `ratio_low` and
+    `ratio_high` (95 % bootstrap interval).
     """
     torch.set_num_threads(threads)
     console, cases = Console(stderr=True), []

@@ -1,8 +1,8 @@
-"""Products of a few rows of float32 on CPU: memory is read once, and no wider than it must be.
+"""Products of a few rows on CPU, in float32: memory is read once, and no wider than it must be.
 
 At the rows of a decode step a product takes the time that its weights take to arrive. A float32
 weight whose values are all bfloat16's, as those of a checkpoint in bfloat16 are, is read as
-bfloat16. More rows, and bfloat16 where oneDNN multiplies it, are oneDNN's.
+bfloat16. More rows are oneDNN's.
 
 A row's result does not depend on the rows beside it. Compiled code is kept on disk.
 """
@@ -31,8 +31,8 @@ from sglang_ascend.ops.linear.reference import PreparedWeight
 from sglang_ascend.ops.numba_floats import array_at, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 
-# Beyond these oneDNN's blocks of a packed weight are as fast.
-MOST_ROWS = 16
+# Beyond these oneDNN's blocks of a packed weight are as fast, of bfloat16 sooner.
+MOST_ROWS = {torch.float32: 16, torch.bfloat16: 2}
 # Rows of weights that a thread takes at a time.
 PART = 32
 
@@ -41,11 +41,8 @@ accepts_weight = onednn.accepts_weight
 
 
 def prepare(weight: torch.Tensor) -> PreparedWeight:
-    """oneDNN's, and ``rows`` where products of few rows are made here."""
-    prepared = onednn.prepare_packed(weight)
-    if prepared.packed is None or prepared.packed.dtype != torch.float32:
-        return prepared
-    return replace(prepared, rows=_as_narrow_as_it_is(weight.detach()))
+    """oneDNN's, and ``rows``, of which products of few rows are made here."""
+    return replace(onednn.prepare_packed(weight), rows=_as_narrow_as_it_is(weight.detach()))
 
 
 def _as_narrow_as_it_is(weight: torch.Tensor) -> torch.Tensor:
@@ -60,8 +57,9 @@ def accepts_rows(x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | N
 
 
 def _are_few(x: torch.Tensor, weight: PreparedWeight) -> bool:
-    is_ours = weight.rows is not None and x.dtype == weight.dense.dtype
-    return is_ours and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
+    if weight.rows is None or weight.packed is None or x.dtype != weight.dense.dtype:
+        return False
+    return 0 < x.numel() <= MOST_ROWS[weight.packed.dtype] * x.shape[-1]
 
 
 def linear(
