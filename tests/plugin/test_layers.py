@@ -6,7 +6,7 @@ The oracle is each layer's own ``forward_native``.
 
 from __future__ import annotations
 
-from types import MethodType, SimpleNamespace
+from types import MethodType
 
 import pytest
 import torch
@@ -124,33 +124,3 @@ def test_a_layer_of_another_kind_stays_with_sglang(layers):
     from sglang.srt.layers.layernorm import GemmaRMSNorm
 
     assert GemmaRMSNorm(48)._resolve_forward_method().__module__ != layers.__name__
-
-
-def mimo(rotary_emb, **logits_processor):
-    """MiMo's MTP layer by what decides whether it is called module by module."""
-    from sglang.srt.layers.logits_processor import LogitsProcessor
-    from sglang.srt.models.mimo_mtp import MiMoMTP
-
-    # Their constructors ask for a server's configuration.
-    model, processor = MiMoMTP.__new__(MiMoMTP), LogitsProcessor.__new__(LogitsProcessor)
-    for module in (model, processor):
-        torch.nn.Module.__init__(module)
-    vars(processor).update({"use_fp32_lm_head": False, "rl_on_policy_target": None})
-    vars(processor).update(logits_processor)
-    attention = SimpleNamespace(rotary_emb=rotary_emb)
-    model.model = SimpleNamespace(mtp_block=SimpleNamespace(self_attn=attention))
-    model.logits_processor = processor
-    return model
-
-
-def test_mimos_mtp_layer_is_called_piece_by_piece_where_all_pieces_are_computed_here(layers):
-    from sglang.srt.runtime_context import get_parallel
-
-    serves = layers.MimoDrafts.serves
-    with get_parallel().override(tp_size=1):
-        assert serves(mimo(rotation()))
-        assert not serves(mimo(latent_rotation()))
-        assert not serves(mimo(rotation(), use_fp32_lm_head=True))
-        assert not serves(torch.nn.Module())
-    with get_parallel().override(tp_size=2):
-        assert not serves(mimo(rotation()))

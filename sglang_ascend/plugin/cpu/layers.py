@@ -6,6 +6,7 @@ A layer of a kind or in a setting that a body here does not compute keeps SGLang
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -162,8 +163,6 @@ def prepare_layers(model: torch.nn.Module) -> None:
             layer.quant_method = method()
         elif type(layer) is torch.nn.Linear:
             layer.forward = MethodType(project, layer)
-    if MimoDrafts.serves(model):
-        model.forward = MimoDrafts(model)
 
 
 def _asks_for_another_dtype(module: torch.nn.Module) -> bool:
@@ -173,25 +172,24 @@ def _asks_for_another_dtype(module: torch.nn.Module) -> bool:
     )
 
 
-class MimoDrafts:
-    """``MiMoMTP.forward`` of a step's rows: the functions that SGLang's modules call, one after
-    another. At a row or two the modules take longer around the products than these do.
+class Drafts(ABC):
+    """The forward of an MTP layer of a step's rows: the functions that SGLang's modules call, one
+    after another. At a row or two the modules take longer around the products than these do.
 
-    Of prompts, and of a model that it does not ``serve``, SGLang's forward stays.
+    Of prompts, and of a model that it does not serve, SGLang's forward stays.
     """
 
-    def __init__(self, model: MiMoMTP) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
         self.of_sglang: Any = model.forward
 
     @staticmethod
-    def serves(model: torch.nn.Module) -> bool:
-        """One rank has the whole layer, which rotates as ``rotate`` does, and the head's method
-        makes its logits."""
+    def is_whole(model: Any, attention: Any, rotation: type) -> bool:
+        """One rank has the whole layer, which rotates as a function here does, and the head's
+        method makes its logits."""
         return (
-            type(model) is MiMoMTP
-            and get_parallel().tp_size == 1
-            and type(model.model.mtp_block.self_attn.rotary_emb) is RotaryEmbedding
+            get_parallel().tp_size == 1
+            and type(attention.rotary_emb) is rotation
             and not _asks_for_another_dtype(model.logits_processor)
         )
 
@@ -211,10 +209,25 @@ class MimoDrafts:
         logits = head.quant_method.apply(head, hidden)[:, : self.model.config.vocab_size]
         return LogitsProcessorOutput(next_token_logits=logits.float(), hidden_states=hidden)
 
+    @abstractmethod
+    def _hidden_states(
+        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+    ) -> torch.Tensor:
+        """[rows] -> [rows, hidden_size], behind the layer's last norm."""
+
+
+class MimoDrafts(Drafts):
+    """``MiMoMTP.forward``."""
+
+    @staticmethod
+    def serves(model: torch.nn.Module) -> bool:
+        return type(model) is MiMoMTP and Drafts.is_whole(
+            model, model.model.mtp_block.self_attn, RotaryEmbedding
+        )
+
     def _hidden_states(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> Any:
-        """``MiMoMultiTokenPredictorLayer.forward``: [rows] -> [rows, hidden_size]."""
         layer, block = self.model.model, self.model.model.mtp_block
         embeds = layer.embed_tokens.quant_method.embedding(layer.embed_tokens, input_ids)
         embeds[positions == 0] = 0
@@ -223,18 +236,18 @@ class MimoDrafts:
         joined = project(layer.input_proj, torch.cat((state, token), dim=-1))
 
         attention = block.self_attn
-        qkv = _multiply(attention.qkv_proj, rms_norm(block.input_layernorm, joined))
+        qkv = multiply(attention.qkv_proj, rms_norm(block.input_layernorm, joined))
         q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
         q, k = rotate(attention.rotary_emb, positions, q, k)
         k, v = (x.view(len(x), attention.num_kv_heads, attention.head_dim) for x in (k, v))
         attended = attend(get_attn_backend(), q, k, v, attention.attn, forward_batch, True)
-        attended = _multiply(attention.o_proj, attended)
+        attended = multiply(attention.o_proj, attended)
 
         normed, residual = rms_norm(block.post_attention_layernorm, attended, joined)
-        gated = silu_and_mul(block.mlp.act_fn, _multiply(block.mlp.gate_up_proj, normed))
-        hidden = _multiply(block.mlp.down_proj, gated) + residual
+        gated = silu_and_mul(block.mlp.act_fn, multiply(block.mlp.gate_up_proj, normed))
+        hidden = multiply(block.mlp.down_proj, gated) + residual
         return rms_norm(layer.final_layernorm, hidden)
 
 
-def _multiply(layer: Any, x: torch.Tensor) -> torch.Tensor:
+def multiply(layer: Any, x: torch.Tensor) -> torch.Tensor:
     return layer.quant_method.apply(layer, x, layer.bias)

@@ -63,10 +63,14 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         from sglang_ascend.plugin.cpu.experts import flatten_router_biases
-        from sglang_ascend.plugin.cpu.layers import prepare_layers
+        from sglang_ascend.plugin.cpu.latent_drafts import NextNDrafts
+        from sglang_ascend.plugin.cpu.layers import MimoDrafts, prepare_layers
 
         flatten_router_biases(model)
         prepare_layers(model)
+        for drafts in (MimoDrafts, NextNDrafts):
+            if drafts.serves(model):
+                model.forward = drafts(model)
         log_dtype(next(model.parameters()).dtype)
 
     def apply_server_args_defaults(self, server_args: Any) -> None:

@@ -1,4 +1,4 @@
-"""MiMo's MTP layer, whose modules are called one by one where a step drafts, gives SGLang's logits,
+"""An MTP layer that drafts without SGLang's modules around its products gives SGLang's logits,
 hidden states, keys and values bit for bit."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from watched_acceptance import with_parts
 pytestmark = [
     pytest.mark.sglang,
     pytest.mark.timeout(TEST_TIMEOUT_S),
-    pytest.mark.parametrize("model", ["smollm2-mtp"]),
+    pytest.mark.parametrize("model", ["smollm2-mtp", "nano-deepseek"]),
 ]
 
 
