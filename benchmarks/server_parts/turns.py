@@ -149,7 +149,7 @@ class DraftTurns:
         predicted = adaptive.policy.speedups(*load)
         # The others' turns lie between, in which the machine went on: to a policy that is not told
         # it would seem to jump.
-        adaptive.policy.costs._num_steps += (len(self.policies) + 1) * (STEPS_OF_A_TURN + 1)
+        adaptive.policy.costs.num_steps += (len(self.policies) + 1) * (STEPS_OF_A_TURN + 1)
         self.out.write(json.dumps({"predicted": predicted}) + "\n")
 
     def settle(self, original: Any, adaptive: Any, accepted: Any, *args: Any) -> Any:

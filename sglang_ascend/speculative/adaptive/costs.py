@@ -39,7 +39,7 @@ class Costs:
     def __init__(self) -> None:
         self._loads: dict[Load, LoadCosts] = {}
         self._noise = StepNoise()
-        self._num_steps = 0
+        self.num_steps = 0  # so far, whether they were recorded or not
         self._surprises = 0  # one behind the other, of steps that took longer; below 0: shorter
         self._model: np.ndarray | None = None
 
@@ -52,7 +52,7 @@ class Costs:
         verified: int | None = None,
     ) -> None:
         """One step, from its start to the next one's."""
-        self._num_steps += 1
+        self.num_steps += 1
         kind = num_drafts, num_drafts if verified is None else verified
         here = self.of(batch_size, context)
         i = here.number(kind)
@@ -65,7 +65,7 @@ class Costs:
             if math.log(seconds / first) > JUMP:
                 seconds = first
         self._noise.record((here, kind), math.log(seconds))
-        here.drift(self._num_steps, self._noise.drift)
+        here.drift(self.num_steps, self._noise.drift)
         innovation = math.log(seconds) - here.mean[i]
         if here.num_steps[i] and self._is_left_out(here, i, innovation):
             return
@@ -91,7 +91,7 @@ class Costs:
         load = _load(batch_size, context)
         here = self._loads.get(load)
         if here is None:
-            here = LoadCosts(batch_size, context, self._num_steps, self._guess)
+            here = LoadCosts(batch_size, context, self.num_steps, self._guess)
             self._loads[load] = here
         return here
 
