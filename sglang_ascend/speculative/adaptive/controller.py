@@ -18,7 +18,8 @@ class AdaptiveDrafts:
     below 0, and K changes when the sum exceeds what a change costs. So K follows a batch that
     grows, ignores one that oscillates across a threshold, and loses at most that cost before.
 
-    ``Probes`` run another K now and then, so that its cost and its acceptance are known.
+    ``Probes`` run another K now and then, so that its cost and its acceptance are known. Both
+    together change K so often at most, however loads come and go.
 
     At one load decisions lie some steps apart, and what the steps between took is read then: to
     read one and to decide takes 0.2 ms where a forward has used the processor's caches in between.
@@ -32,7 +33,7 @@ class AdaptiveDrafts:
         self.looked_up: LookedUp | None = None
         self.in_force = max_drafts
         self._lost = [0.0] * (max_drafts + 1)
-        self._since_switch = self.tuning.min_steps
+        self._changes = self.tuning.most_changes  # of K, that are allowed now
         self._load: LoadCosts | None = None
         self._stay = 0  # steps since the load changed
         self._undecided = 0  # steps since the last decision
@@ -56,18 +57,20 @@ class AdaptiveDrafts:
         beliefs = self._beliefs(batch_size, context)
         self._stay = self._stay + steps if load is self._load else 0
         self._load = load
-        self._since_switch += steps
+        allowed = self._changes + steps * self.tuning.changes_a_step
+        self._changes = min(allowed, self.tuning.most_changes)
         self._add_up(beliefs, steps)
         best = max(range(len(self._lost)), key=self._lost.__getitem__)
         worth = self._lost[best] - self.tuning.switch_cost
         if (
             worth >= 0
-            and self._since_switch >= self.tuning.min_steps
+            and self._changes >= 1
             and (best == 0 or worth >= catch_up() / beliefs.seconds[self.in_force])
         ):
             self._switch(best)
-        else:
+        elif self._changes >= 2:
             self.probes.maybe_start(beliefs, self.in_force, steps, self._stay, catch_up)
+            self._changes -= 2 * (self.probes.left > 0)
         return self.probes.ran(self.probes.k if self.probes.left > 0 else self.in_force)
 
     def start_anew(self, batch_size: int, context: float) -> None:
@@ -120,4 +123,4 @@ class AdaptiveDrafts:
     def _switch(self, num_drafts: int) -> None:
         self.in_force = num_drafts
         self._lost = [0.0] * len(self._lost)
-        self._since_switch = 0
+        self._changes -= 1
