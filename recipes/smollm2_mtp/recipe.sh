@@ -5,8 +5,8 @@
 # 6 GB of disk, 12 GB of memory.
 # Every command resumes where it was killed. Bitwise reproduction is not promised: the generator's
 # shards depend on where it was interrupted, and floating-point sums on the machine.
-# The artifact's layer has acceptance length 2.12 (K=3, greedy, held-out chat, non-looping; 2.04 to 2.22). It was trained
-# in five parts, which provenance.json beside it describes; this is one run on as much.
+# The artifact's layer has acceptance length 2.15 (K=3, greedy, held-out chat, non-looping; 2.06 to 2.24). It was trained
+# in six parts, which provenance.json beside it describes; this is one run on as much.
 set -euo pipefail
 mkdir -p "${1:?usage: recipe.sh WORK_FOLDER}"
 work=$(cd "$1" && pwd)
