@@ -24,8 +24,12 @@ from sglang_ascend.ops.linear.reference import PreparedWeight
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 NUM_LAYERS = 30
 # Ours multiplies float32 weights as wide as they are: those of a bfloat16 checkpoint by half.
-BFLOAT16 = "bfloat16"
-WEIGHTS = ("bfloat16's values in float32", "float32's values", BFLOAT16)
+# The dtype that has a weight's values, and the one that both operands are in.
+WEIGHTS = {
+    "bfloat16's values in float32": (torch.bfloat16, torch.float32),
+    "float32's values": (torch.float32, torch.float32),
+    "bfloat16": (torch.bfloat16, torch.bfloat16),
+}
 Product = Callable[[torch.Tensor, PreparedWeight], torch.Tensor]
 
 
@@ -33,11 +37,8 @@ def prepared_layers(num_layers: int, values: str) -> list[PreparedWeight]:
     """So many that none is in a cache when its turn comes."""
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(size, generator=generator) for size in LAYER * num_layers]
-    if values != WEIGHTS[1]:
-        weights = [weight.bfloat16() for weight in weights]
-    if values != BFLOAT16:
-        weights = [weight.float() for weight in weights]
-    return [numba.prepare(weight) for weight in weights]
+    of_values, of_operands = WEIGHTS[values]
+    return [numba.prepare(weight.to(of_values).to(of_operands)) for weight in weights]
 
 
 def seconds_of(product: Product, x: Sequence[torch.Tensor], layers: list[PreparedWeight]) -> float:

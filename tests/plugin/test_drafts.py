@@ -31,16 +31,16 @@ def processor(**settings):
     )
 
 
-def rotation(**settings):
+def rotation():
     from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
-    return made(RotaryEmbedding, **{"is_neox_style": True} | settings)
+    return made(RotaryEmbedding)
 
 
-def latent_rotation(**settings):
+def latent_rotation(is_neox_style: bool = False):
     from sglang.srt.layers.rotary_embedding.rope_variant import DeepseekScalingRotaryEmbedding
 
-    return made(DeepseekScalingRotaryEmbedding, **{"is_neox_style": False} | settings)
+    return made(DeepseekScalingRotaryEmbedding, is_neox_style=is_neox_style)
 
 
 def mimo(rotary_emb):
