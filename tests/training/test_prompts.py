@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import sglang_ascend
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.generation.prompts import (
     DOMAINS,
@@ -16,18 +17,21 @@ from sglang_ascend.training.generation.prompts import (
 )
 
 HELD_OUT = Path(__file__).parents[1] / "data" / "heldout_chat.json"
+TASKS = Path(sglang_ascend.__file__).parent / "bench" / "tasks.json"
 
 
-def test_held_out_prompts_cover_every_domain_eight_times_or_more():
+def test_held_out_prompts_are_of_the_templates_domains_eight_or_more_of_each():
     rows = read_prompts(HELD_OUT)
     assert len(rows) >= 64
     assert len({prompt_key(row["prompt"]) for row in rows}) == len(rows)
-    for domain in DOMAINS:
+    for domain in {row["domain"] for row in rows}:
+        assert domain in DOMAINS
         assert sum(row["domain"] == domain for row in rows) >= 8
 
 
-def test_no_held_out_prompt_comes_out_of_the_templates():
-    held_out = {prompt_key(row["prompt"]) for row in read_prompts(HELD_OUT)}
+def test_no_prompt_held_out_or_of_the_benchmark_comes_out_of_the_templates():
+    rows = [*read_prompts(HELD_OUT), *read_prompts(TASKS)]
+    held_out = {prompt_key(row["prompt"]) for row in rows}
     rng = random.Random(0)
     drawn = {prompt_key(templated_prompt(rng)) for _ in range(20_000)}
     assert len(drawn) > 5_000

@@ -1,4 +1,4 @@
-"""Training prompts: templated chat requests over eight domains, each with a seeded order.
+"""Training prompts: templated chat requests over eleven domains, in a seeded order.
 
 The model's own sampled user turns are the other half of the prompts; `generate` makes those.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-DOMAINS = ("code", "maths", "email", "explain", "story", "qa", "lists", "rewrite")
+DOMAINS = (
+    *("code", "maths", "email", "explain", "story", "qa", "lists", "rewrite"),
+    *("copy", "summary", "chinese"),
+)
 
 TOPICS = """photosynthesis|volcanoes|the water cycle|black holes|gravity|inflation|
 compound interest|supply and demand|the French Revolution|the Roman Empire|the Silk Road|
@@ -76,6 +79,29 @@ you must fix this bug right now or we lose the customer|the food was cold and th
 it is important that all people drinks enough water|the company want to hire more people next year|
 i am writing because i have a question about the invoice|
 the new phone is fast but battery is weak"""
+
+STATEMENTS = """The old mill by the river was turned into a small museum last spring|
+Most visitors come on Sundays, when the entrance is free|The bus to the airport leaves every
+twenty minutes from the main square|Our office will be closed on the first of May|The new teacher
+speaks four languages and plays the violin|Water boils at a lower temperature on high mountains|
+The recipe needs two eggs, a cup of sugar and a little butter|He found the keys under the seat of
+the car|The company sold twice as many bicycles as in the year before|A storm destroyed the roof of
+the school in November|The children planted forty trees along the road|Please send the signed form
+back by Wednesday|The museum shop sells postcards, maps and small toys|Her train was two hours late
+because of snow on the tracks|The committee will choose one of the three designs in June|Wool keeps
+you warm even when it is wet|The first version of the program was slow and hard to use|Nobody
+answered the phone, so she left a message|The village has one baker, one doctor and no bank|In
+winter the sun sets before four in the afternoon|The experiment was repeated five times with the
+same result|Fresh bread is delivered to the hotel at six every morning|The lake is deep, cold and
+full of fish|Both teams agreed to meet again next week"""
+
+CHINESE_TOPICS = """太阳|月亮|冬天|夏天|大海|长城|北京|上海|茶|米饭|面条|苹果|狗|马|熊猫|
+鸟|火车|飞机|手机|电脑|互联网|音乐|电影|足球|书|学校|老师|医生|朋友|家庭|睡眠|运动|健康的饮食|数学|
+历史|环境保护|春节|中秋节"""
+
+CHINESE_SENTENCES = """他每天早上六点起床|我想买一本新书|昨天晚上下了大雨|她是我最好的朋友|
+我们明天坐火车去北京|这家饭馆的菜很好吃|请把窗户打开|孩子们在花园里玩|我不知道他住在哪里|
+图书馆星期一不开门|这件衣服太贵了|他的哥哥是医生"""
 
 TEMPLATES: dict[str, tuple[str, ...]] = {
     "code": (
@@ -150,13 +176,42 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
         "Summarise in one sentence: {sentence}. {sentence2}. {sentence3}.",
         'Paraphrase: "{sentence}."',
     ),
+    "copy": (
+        "Repeat exactly: {text}",
+        "Repeat the following text without changing anything.\n{text}",
+        "Write this text again, word for word:\n\n{text}",
+        'Copy the text between the quotes: "{text}"',
+        "Copy this list exactly:\n1. {topic}\n2. {thing}\n3. {topic2}\n4. {character}",
+        "Print these lines again:\n{topic}: {a} {thing}\n{topic2}: {b} {thing}",
+    ),
+    "summary": (
+        "Summarise: {text}",
+        "Summarise the following text in one sentence.\n{text}",
+        "Give me a short summary of this:\n\n{text}",
+        "What is the main point of this text?\n{text}",
+        "List the key points of the following message:\n{text}",
+        'Shorten this text: "{text}"',
+    ),
+    "chinese": (
+        "请介绍一下{chinese_topic}。",
+        "什么是{chinese_topic}?",
+        "为什么{chinese_topic}很重要?",
+        "请用中文写一段关于{chinese_topic}的话。",
+        "请写一个关于{chinese_topic}的小故事。",
+        "关于{chinese_topic},请给我三个建议。",
+        "{chinese_topic}和{chinese_topic2}有什么不同?",
+        "请把这句话翻译成英文:{chinese_sentence}。",
+        "请重复这句话:{chinese_sentence}。",
+        "请用简单的话解释{chinese_topic}。",
+    ),
 }
 
 
 def _items(text: str) -> list[str]:
-    return [item.strip() for item in text.split("|")]
+    return [" ".join(item.split()) for item in text.split("|")]
 
 
+_STATEMENTS = _items(STATEMENTS)
 _WORDS = {
     "topic": _items(TOPICS),
     "character": _items(CHARACTERS),
@@ -165,6 +220,8 @@ _WORDS = {
     "matter": _items(MATTERS),
     "task": _items(TASKS),
     "sentence": _items(SENTENCES),
+    "chinese_topic": _items(CHINESE_TOPICS),
+    "chinese_sentence": _items(CHINESE_SENTENCES),
     "language": ["Python", "JavaScript", "Java", "C", "Go", "C++", "Bash", "SQL"],
     "thing": ["apples", "books", "pens", "tickets", "cakes", "stamps", "bottles", "shirts"],
     "name": ["Anna", "Ben", "Maria", "Tom", "Li", "Omar", "Sara", "David"],
@@ -176,8 +233,9 @@ def templated_prompt(rng: random.Random, domain: str | None = None) -> str:
     uniformly."""
     template = rng.choice(TEMPLATES[domain or rng.choice(DOMAINS)])
     words = {key: rng.choice(values) for key, values in _WORDS.items()}
-    for key in ("topic2", "character2", "sentence2", "sentence3"):
+    for key in ("topic2", "character2", "sentence2", "sentence3", "chinese_topic2"):
         words[key] = rng.choice(_WORDS[key[:-1]])
+    words["text"] = ". ".join(rng.sample(_STATEMENTS, rng.randint(2, 5))) + "."
     numbers = {"n": rng.choice(("three", "five", "5", "ten", "7")), "a": str(rng.randint(3, 40))}
     numbers |= {"b": str(rng.randint(2, 12)), "c": str(rng.randint(50, 480))}
     return template.format(**words, **numbers)
