@@ -67,8 +67,8 @@ def test_the_whole_command_computes_there_and_ends_in_the_cpus_weights(target, t
     assert '"device": "cuda:0"' in (tmp_path / "gpu" / "model" / "provenance.json").read_text()
 
 
-def cpu_positions(cache, positions, length):
-    cache.positions, cache.length = positions.cpu(), length
+def cpu_positions(cache, positions):
+    cache.positions = positions.cpu()
 
 
 @pytest.mark.parametrize(
