@@ -11,6 +11,7 @@ from typing import Any
 import llvmlite.binding
 import numba
 from llvmlite import ir
+from numba.core import cgutils
 
 # Vectors whose sums one pass makes at once.
 FOUR = 4
@@ -29,6 +30,25 @@ def load(builder: Any, address: Any, vector: ir.VectorType) -> Any:
     loaded = builder.load(builder.inttoptr(address, vector.as_pointer()))
     loaded.align = 1
     return loaded
+
+
+def load_widened(builder: Any, address: Any, vector: ir.VectorType, is_narrow: bool) -> Any:
+    """As ``load``, of float32; of ``is_narrow`` ones' bits, which are bfloat16's."""
+    if not is_narrow:
+        return load(builder, address, vector)
+    halves, words = (ir.VectorType(ir.IntType(bits), vector.count) for bits in (16, 32))
+    wide = builder.zext(load(builder, address, halves), words)
+    return builder.bitcast(builder.shl(wide, ir.Constant(words, [16] * vector.count)), vector)
+
+
+def prefetch(builder: Any, address: Any, bytes_ahead: int) -> None:
+    """Into the nearest cache, to be read; an address beyond the memory does nothing."""
+    pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+    shape = ir.FunctionType(ir.VoidType(), [pointer, int32, int32, int32])
+    function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0i8")
+    how = [ir.Constant(int32, number) for number in (0, 3, 1)]  # to read, nearest, data
+    ahead = builder.add(address, ir.Constant(address.type, bytes_ahead))
+    builder.call(function, [builder.inttoptr(ahead, pointer), *how])
 
 
 def sum_of_each(builder: Any, vectors: Sequence[Any], add: Callable[[Any, Any], Any]) -> Any:

@@ -24,6 +24,7 @@ from sglang_ascend.ops.attention.numba_tiles import (
     values_of_narrow_tile,
     values_of_row,
     values_of_tile,
+    widen_vectors,
 )
 from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
@@ -188,7 +189,7 @@ def _work(address, element):
                     scaled[h, row, d] = widen(query[b, i, g, d]) * scale
         for j in range(0, length, BLOCK):
             count = min(BLOCK, length - j)
-            _widen(key_cache, dim, first, block_table[b], page_size, j, count, keys)
+            _widen(key_cache, dim, first, block_table[b], page_size, j, count, keys, element)
             for h in range(heads):
                 _score(scaled[h], keys[h], count, weights[h], j)
         for h in range(heads):
@@ -199,7 +200,9 @@ def _work(address, element):
         attended[:] = 0
         for j in range(0, length, BLOCK):
             count = min(BLOCK, length - j)
-            _widen(value_cache, value_dim, first, block_table[b], page_size, j, count, values)
+            _widen(
+                value_cache, value_dim, first, block_table[b], page_size, j, count, values, element
+            )
             for h in range(heads):
                 _add_values(weights[h], j, values[h], count, attended[h])
         for h in range(heads):
@@ -215,14 +218,21 @@ def _padded(size, multiple):
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _widen(cache, dim, first, pages, page_size, start, count, rows):
+def _widen(cache, dim, first, pages, page_size, start, count, rows, element):
     """Positions ``start`` to ``start + count`` of a request in ``rows``: their ``dim`` columns."""
     page, place = start // page_size, start % page_size
+    num_heads, of_head = len(rows), cache.shape[2] * cache.itemsize
+    of_slot, vectors, column = cache.shape[1] * of_head, dim // LANES, dim // LANES * LANES
+    of_row, of_rows = 4 * rows.shape[2], 4 * rows.shape[1] * rows.shape[2]
+    source, target = cache.ctypes.data + first * of_head, rows.ctypes.data
     for n in range(count):
         slot = pages[page] * page_size + place
-        for h in range(len(rows)):
-            for d in range(dim):
+        for h in range(num_heads):
+            at_source, at_target = source + slot * of_slot + h * of_head, target + h * of_rows
+            widen_vectors(element, at_source, vectors, at_target)
+            for d in range(column, dim):
                 rows[h, n, d] = widen(cache[slot, first + h, d])
+        target += of_row
         place += 1
         if place == page_size:
             page, place = page + 1, 0

@@ -14,7 +14,14 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sglang_ascend.ops.numba_vectors import FOUR, has_features, load, sum_of_each
+from sglang_ascend.ops.numba_vectors import (
+    FOUR,
+    has_features,
+    load,
+    load_widened,
+    prefetch,
+    sum_of_each,
+)
 
 LANES = 16 if has_features("avx512f") else 8
 # Rows of weights that are multiplied at once with up to four of the input: as many sums as hide the
@@ -81,21 +88,8 @@ def _float_dots(num_weights: int, num_inputs: int) -> Any:
 def _weights_at(builder: Any, row: Any, offset: Any, is_narrow: bool) -> Any:
     """Of a row of weights, as float32; the next rows are asked for."""
     address = builder.add(row, offset)
-    _prefetch(builder, builder.add(address, ir.Constant(address.type, BYTES_AHEAD)))
-    if not is_narrow:
-        return load(builder, address, VECTOR)
-    halves, words = (ir.VectorType(ir.IntType(bits), LANES) for bits in (16, 32))
-    wide = builder.zext(load(builder, address, halves), words)
-    return builder.bitcast(builder.shl(wide, ir.Constant(words, [16] * LANES)), VECTOR)
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    """Into the nearest cache, to be read; an address beyond the memory does nothing."""
-    pointer = ir.IntType(8).as_pointer()
-    shape = ir.FunctionType(ir.VoidType(), [pointer, INT32, INT32, INT32])
-    function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0i8")
-    how = [ir.Constant(INT32, number) for number in (0, 3, 1)]  # to read, nearest, data
-    builder.call(function, [builder.inttoptr(address, pointer), *how])
+    prefetch(builder, address, BYTES_AHEAD)
+    return load_widened(builder, address, VECTOR, is_narrow)
 
 
 # Called as the intrinsics that they make in compiled code.
