@@ -48,6 +48,12 @@ def generate(
     seed: Annotated[int, typer.Option(help="One seed per process; names the shards.")] = 0,
     rows: Annotated[int, typer.Option(min=1, help="Conversations decoded at once.")] = 96,
     shard: Annotated[int, typer.Option(min=1, help="Conversations in a shard.")] = 128,
+    own_share: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Share of conversations whose user turn the target writes too."
+        ),
+    ] = 0.6,
     dtype: DtypeOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = 1,
@@ -62,7 +68,13 @@ def generate(
     excluded = {prompt_key(row["prompt"]) for path in exclude for row in read_prompts(path)}
     target = _open(folder, device)
     dtype = dtype or default_dtype(target.device)
-    config = GenerateConfig(seed=seed, rows=rows, sequences_per_shard=shard, dtype=dtype)
+    config = GenerateConfig(
+        seed=seed,
+        rows=rows,
+        sequences_per_shard=shard,
+        own_prompt_share=own_share,
+        dtype=dtype,
+    )
     generate_shards(target, data, config, excluded, tokens)
 
 

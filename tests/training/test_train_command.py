@@ -13,6 +13,8 @@ from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
 from sglang_ascend.checkpoint.shards import INDEX_NAME
 from sglang_ascend.cli import app
 from sglang_ascend.models.nano_deepseek import ARTIFACT
+from sglang_ascend.training.generation.conversation import FORCED, REPLY, USER
+from sglang_ascend.training.generation.shards import read_shard
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import new_layer, own_layer, trained_layer
@@ -44,6 +46,20 @@ def run_recipe(target: Path, work: Path, tokens: int, rows: int, *options: str) 
     )
     train("export", "--target", target, "--run", run, out)
     return out
+
+
+def test_user_turns_are_the_templates_unless_the_target_writes_some(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    (tmp_path / "held_out.json").write_text('["Write the x ?"]')
+    for share, written_first in ((0, REPLY), (1, USER)):
+        data = tmp_path / str(share)
+        train(
+            *("generate", "--target", target, "--data", data, "--own-share", share),
+            *("--exclude", tmp_path / "held_out.json", "--tokens", 60, "--rows", 4, "--shard", 4),
+        )
+        shard = read_shard(data / "shard-000-00000.safetensors")
+        conversations = shard["roles"].split(shard["lengths"].tolist())
+        assert {int(roles[roles != FORCED][0]) for roles in conversations} == {written_first}
 
 
 def check_exported(target: Path, out: Path, run: Path) -> None:
