@@ -3,6 +3,7 @@
 import random
 from itertools import islice
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -14,6 +15,7 @@ from sglang_ascend.training.generation.prompts import (
     prompt_key,
     templated_prompt,
     templated_prompts,
+    vocabulary_words,
 )
 
 HELD_OUT = Path(__file__).parents[1] / "data" / "heldout_chat.json"
@@ -43,6 +45,17 @@ def test_excluded_prompts_are_skipped_and_nothing_repeats():
     prompts = list(islice(templated_prompts(3, {prompt_key(first)}), 500))
     assert first not in prompts
     assert len({prompt_key(prompt) for prompt in prompts}) == 500
+
+
+def test_topics_are_words_of_the_targets_vocabulary_too():
+    tokens = [" photosynthesis", "photosynthesis", " the", " Paris", " PARIS", " don't", " 12345"]
+    tokenizer = MagicMock(decode=lambda ids: tokens[ids[0]])
+    tokenizer.__len__.return_value = len(tokens)
+    assert vocabulary_words(tokenizer) == ["photosynthesis", "Paris"]
+    rng = random.Random(0)
+    drawn = [templated_prompt(rng, "explain", topics=["zyzzyva"]) for _ in range(400)]
+    assert 120 < sum("zyzzyva" in prompt for prompt in drawn) < 280
+    assert not any("zyzzyva" in templated_prompt(rng, "explain") for _ in range(400))
 
 
 def test_every_template_is_filled_completely():

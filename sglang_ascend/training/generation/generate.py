@@ -24,7 +24,11 @@ from sglang_ascend.training.generation.conversation import (
     Conversation,
 )
 from sglang_ascend.training.generation.outputs import sample
-from sglang_ascend.training.generation.prompts import prompt_key, templated_prompts
+from sglang_ascend.training.generation.prompts import (
+    prompt_key,
+    templated_prompts,
+    vocabulary_words,
+)
 from sglang_ascend.training.generation.shards import read_prompt_list, read_shard, write_shard
 from sglang_ascend.training.targets.decoder import Decoder
 from sglang_ascend.training.targets.families import Target
@@ -70,8 +74,10 @@ class Generator:
         self.rng = random.Random(seed)
         torch.manual_seed(seed)
         self.excluded = set(excluded)
-        self.prompts = templated_prompts(seed, self.excluded)
-        if prompts is not None:
+        if prompts is None:
+            topics = vocabulary_words(self.tokenizer)
+            self.prompts = templated_prompts(seed, self.excluded, topics)
+        else:
             self.prompts = self._not_excluded(prompts)
         self.num_kept = self.num_dropped = 0
         self.decoder = Decoder(target, config.rows, config.max_length, getattr(torch, config.dtype))

@@ -6,7 +6,9 @@ The model's own sampled user turns are the other half of the prompts; `generate`
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 DOMAINS = (
     *("code", "maths", "email", "explain", "story", "qa", "lists", "rewrite"),
@@ -228,13 +230,27 @@ _WORDS = {
 }
 
 
-def templated_prompt(rng: random.Random, domain: str | None = None) -> str:
+def vocabulary_words(tokenizer: Any) -> list[str]:
+    """Tokens of a tokenizer that are a word of five Latin letters or more: topics by the thousand.
+
+    A few lists of topics would be known by heart before a layer drafts well of anything else.
+    """
+    tokens = (tokenizer.decode([token]) for token in range(len(tokenizer)))
+    return [token.strip() for token in tokens if re.fullmatch(r" ([A-Z]?[a-z]{4,})", token)]
+
+
+def templated_prompt(
+    rng: random.Random, domain: str | None = None, topics: Sequence[str] = ()
+) -> str:
     """One request: a domain if none is given, one of its templates and its words, each drawn
-    uniformly."""
+    uniformly; of the topics half are from ``topics``, if there are any."""
     template = rng.choice(TEMPLATES[domain or rng.choice(DOMAINS)])
     words = {key: rng.choice(values) for key, values in _WORDS.items()}
     for key in ("topic2", "character2", "sentence2", "sentence3", "chinese_topic2"):
         words[key] = rng.choice(_WORDS[key[:-1]])
+    for key in ("topic", "topic2"):
+        if topics and rng.random() < 0.5:
+            words[key] = rng.choice(topics)
     words["text"] = ". ".join(rng.sample(_STATEMENTS, rng.randint(2, 5))) + "."
     numbers = {"n": rng.choice(("three", "five", "5", "ten", "7")), "a": str(rng.randint(3, 40))}
     numbers |= {"b": str(rng.randint(2, 12)), "c": str(rng.randint(50, 480))}
@@ -246,11 +262,11 @@ def prompt_key(prompt: str) -> str:
     return "".join(letter for letter in prompt.lower() if letter.isalnum())
 
 
-def templated_prompts(seed: int, excluded: set[str]) -> Iterator[str]:
+def templated_prompts(seed: int, excluded: set[str], topics: Sequence[str] = ()) -> Iterator[str]:
     """Endless distinct templated prompts, none whose key is in `excluded` (which grows)."""
     rng = random.Random(seed)
     while True:
-        prompt = templated_prompt(rng)
+        prompt = templated_prompt(rng, topics=topics)
         if prompt_key(prompt) not in excluded:
             excluded.add(prompt_key(prompt))
             yield prompt
