@@ -77,7 +77,7 @@ def test_rows_are_those_of_their_set_and_none_is_there_twice(chinese):
         ("code:1/0", "which is no set"),
         ("", "'', which is no set"),
         ("code:0.5,code:0.5", "names code twice"),
-        ("chinese:1", "is neither one of own, code, maths"),
+        ("french:1", "is neither one of own, code, maths"),
     ],
 )
 def test_wrong_ratios_and_unknown_sets_are_refused_in_one_sentence(words, reason):

@@ -14,16 +14,11 @@ import numpy as np
 import torch
 
 from sglang_ascend.ops.attention.numba_tiles import (
-    CHUNKS,
     KEYS,
     LANES,
     ROWS,
-    scores_of_row,
-    scores_of_tile,
-    values_of_narrow_row,
-    values_of_narrow_tile,
-    values_of_row,
-    values_of_tile,
+    add_values,
+    score,
     widen_vectors,
 )
 from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, widen
@@ -191,7 +186,7 @@ def _work(address, element):
             count = min(BLOCK, length - j)
             _widen(key_cache, dim, first, block_table[b], page_size, j, count, keys, element)
             for h in range(heads):
-                _score(scaled[h], keys[h], count, weights[h], j)
+                score(scaled[h], keys[h], count, weights[h], j)
         for h in range(heads):
             for row in range(num_rows):
                 visible = length - query_len + row // group + 1
@@ -204,7 +199,7 @@ def _work(address, element):
                 value_cache, value_dim, first, block_table[b], page_size, j, count, values, element
             )
             for h in range(heads):
-                _add_values(weights[h], j, values[h], count, attended[h])
+                add_values(weights[h], j, values[h], count, attended[h])
         for h in range(heads):
             for row in range(num_rows):
                 i, g = row // group, (first + h) * group + row % group
@@ -236,53 +231,6 @@ def _widen(cache, dim, first, pages, page_size, start, count, rows, element):
         place += 1
         if place == page_size:
             page, place = page + 1, 0
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _score(queries, keys, count, scores, start):
-    """scores[:, start:start + count], and what pads them to whole tiles."""
-    num_rows, width = queries.shape
-    row = 0
-    while row < num_rows:
-        is_tile = row + ROWS <= num_rows
-        query = queries.ctypes.data + 4 * row * width
-        at = scores.ctypes.data + 4 * (row * scores.shape[1] + start)
-        stride = 4 * scores.shape[1]
-        for j in range(0, count, KEYS):
-            key, of_key = keys.ctypes.data + 4 * j * width, at + 4 * j
-            vectors = width // LANES
-            if is_tile:
-                scores_of_tile(query, 4 * width, key, 4 * width, vectors, of_key, stride)
-            else:
-                scores_of_row(query, 4 * width, key, 4 * width, vectors, of_key, stride)
-        row += ROWS if is_tile else 1
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _add_values(weights, start, values, count, sums):
-    """Adds to ``sums`` the ``count`` values, by weights[:, start:]."""
-    (num_rows, width), longest = sums.shape, weights.shape[1]
-    row = 0
-    while row < num_rows:
-        is_tile = row + ROWS <= num_rows
-        weight = weights.ctypes.data + 4 * (row * longest + start)
-        of_row, column = sums.ctypes.data + 4 * row * width, 0
-        while column < width:
-            value, at = values.ctypes.data + 4 * column, of_row + 4 * column
-            part = (weight, 4 * longest, value, 4 * width, count, at, 4 * width)
-            if column + CHUNKS * LANES <= width:
-                if is_tile:
-                    values_of_tile(*part)
-                else:
-                    values_of_row(*part)
-                column += CHUNKS * LANES
-            else:
-                if is_tile:
-                    values_of_narrow_tile(*part)
-                else:
-                    values_of_narrow_row(*part)
-                column += LANES
-        row += ROWS if is_tile else 1
 
 
 @numba.njit(cache=True, fastmath=FAST, error_model="numpy")

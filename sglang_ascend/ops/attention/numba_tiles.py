@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -160,3 +161,50 @@ values_of_row: Any = _values(1, CHUNKS)
 values_of_narrow_tile: Any = _values(ROWS, 1)
 values_of_narrow_row: Any = _values(1, 1)
 widen_vectors: Any = _vectors
+
+
+@numba.njit(cache=True, error_model="numpy")
+def score(queries, keys, count, scores, start):
+    """scores[:, start:start + count], and what pads them to whole tiles."""
+    num_rows, width = queries.shape
+    row = 0
+    while row < num_rows:
+        is_tile = row + ROWS <= num_rows
+        query = queries.ctypes.data + 4 * row * width
+        at = scores.ctypes.data + 4 * (row * scores.shape[1] + start)
+        stride = 4 * scores.shape[1]
+        for j in range(0, count, KEYS):
+            key, of_key = keys.ctypes.data + 4 * j * width, at + 4 * j
+            vectors = width // LANES
+            if is_tile:
+                scores_of_tile(query, 4 * width, key, 4 * width, vectors, of_key, stride)
+            else:
+                scores_of_row(query, 4 * width, key, 4 * width, vectors, of_key, stride)
+        row += ROWS if is_tile else 1
+
+
+@numba.njit(cache=True, error_model="numpy")
+def add_values(weights, start, values, count, sums):
+    """Adds to ``sums`` the ``count`` values, by weights[:, start:]."""
+    (num_rows, width), longest = sums.shape, weights.shape[1]
+    row = 0
+    while row < num_rows:
+        is_tile = row + ROWS <= num_rows
+        weight = weights.ctypes.data + 4 * (row * longest + start)
+        of_row, column = sums.ctypes.data + 4 * row * width, 0
+        while column < width:
+            value, at = values.ctypes.data + 4 * column, of_row + 4 * column
+            part = (weight, 4 * longest, value, 4 * width, count, at, 4 * width)
+            if column + CHUNKS * LANES <= width:
+                if is_tile:
+                    values_of_tile(*part)
+                else:
+                    values_of_row(*part)
+                column += CHUNKS * LANES
+            else:
+                if is_tile:
+                    values_of_narrow_tile(*part)
+                else:
+                    values_of_narrow_row(*part)
+                column += LANES
+        row += ROWS if is_tile else 1
