@@ -235,8 +235,10 @@ def vocabulary_words(tokenizer: Any) -> list[str]:
 
     A few lists of topics would be known by heart before a layer drafts well of anything else.
     """
-    tokens = (tokenizer.decode([token]) for token in range(len(tokenizer)))
-    return [token.strip() for token in tokens if re.fullmatch(r" ([A-Z]?[a-z]{4,})", token)]
+    tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    # A space is written so by byte-level tokenizers, and by SentencePiece's.
+    found = (re.fullmatch(r"[Ġ▁]([A-Z]?[a-z]{4,})", token or "") for token in tokens)
+    return [match[1] for match in found if match]
 
 
 def templated_prompt(
