@@ -49,7 +49,7 @@ def judge(oracle: AcceptanceOracle, replies: list[Served]) -> Judgement:
 
 @pytest.mark.slow
 def test_every_step_of_many_requests(folder: Path, oracle: AcceptanceOracle):
-    found = judge(oracle, served(folder, prompts_of(folder)[:40], 64))
+    found = judge(oracle, served(folder, prompts_of(folder), 64))
     assert found.wrong == ()
     assert found.num_steps >= 1000
     assert found.num_ties <= 1
@@ -57,7 +57,7 @@ def test_every_step_of_many_requests(folder: Path, oracle: AcceptanceOracle):
 
 def test_every_step_of_a_few_requests(folder: Path, oracle: AcceptanceOracle):
     """And a layer with other weights would have accepted other drafts."""
-    replies = served(folder, prompts_of(folder)[:5], 12)
+    replies = served(folder, prompts_of(folder)[:8], 12)
     found = judge(oracle, replies)
     assert found.num_steps > 15
     assert found.wrong == ()

@@ -173,7 +173,7 @@ def test_every_step_accepts_what_the_definition_gives_whatever_k_it_has(
     _, mtp = plain_and_mtp(model_folder, mtp_flags=("--speculative-adaptive",))
     config = watched(mtp, folder, "forced_drafts", FORCED_DRAFTS="0,0,0,0,3,3,1,0,0,2,3,0,1,1,2")
     (server,) = servers.get_flushed(config)
-    chosen = prompts[::8]
+    chosen = prompts[::7]
     answers = ask_twice(server, folder, chosen, 48)
     judgement = judge(oracle, answers)
     print(judgement)

@@ -65,7 +65,7 @@ def test_every_step_accepts_what_the_definition_gives(
     where each chain is as long as its own drafts are likely."""
     config = watched(ended(small_pool(model_folder, 16)), folder, "record_ends")
     (server,) = servers.get(config)
-    oracle, chosen = AcceptanceOracle(model_folder, NUM_STEPS), prompts[::4]
+    oracle, chosen = AcceptanceOracle(model_folder, NUM_STEPS), prompts[::3]
     answers = ask_twice(server, folder, chosen, 48)
     judgement = judge(oracle, answers)
     print(judgement, lengths_of(answers))

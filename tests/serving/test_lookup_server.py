@@ -72,7 +72,7 @@ def test_every_step_accepts_what_its_source_gives(
     """Prompts in chunks, prefixes from the cache, requests that are retracted."""
     config = watched(small_pool(model_folder, 16), folder, "record_lookups")
     (server,) = servers.get(with_lookup(config))
-    oracle, chosen = AcceptanceOracle(model_folder), prompts[::3]
+    oracle, chosen = AcceptanceOracle(model_folder), prompts[::2]
     answers = ask_twice(server, folder, chosen, 48)
     judgement = judge(oracle, answers)
     check(judgement, answers, least_steps=600)
