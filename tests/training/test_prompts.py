@@ -48,7 +48,7 @@ def test_excluded_prompts_are_skipped_and_nothing_repeats():
 
 
 def test_topics_are_words_of_the_targets_vocabulary_too():
-    tokens = ["Ġphotosynthesis", "photosynthesis", "Ġthe", "▁Paris", "ĠPARIS", "Ġdon't", None]
+    tokens = ["Ġphotosynthesis", "photosynthesis", "▁Paris", "ĠPARIS", "Ġrain", "Ġdon't", None]
     tokenizer = MagicMock(convert_ids_to_tokens=lambda ids: [tokens[one] for one in ids])
     tokenizer.__len__.return_value = len(tokens)
     assert vocabulary_words(tokenizer) == ["photosynthesis", "Paris"]

@@ -135,7 +135,7 @@ def _values(num_rows: int, num_chunks: int) -> Any:
 @intrinsic
 def _vectors(typingctx: Any, element: Any, source: Any, vectors: Any, target: Any) -> Any:
     """(element of the source, source, vectors, target): float32 at ``target``, of as many elements
-    as fill ``vectors``; both are addresses. Of a plain loop LLVM makes three times the work."""
+    as fill ``vectors``; both are addresses. LLVM makes slower code of a loop."""
 
     def codegen(context, builder, signature, arguments):
         _, source, vectors, target = arguments

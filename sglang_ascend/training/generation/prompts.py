@@ -237,7 +237,7 @@ def vocabulary_words(tokenizer: Any) -> list[str]:
     """
     tokens = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     # A space is written so by byte-level tokenizers, and by SentencePiece's.
-    found = (re.fullmatch(r"[Ġ▁]([A-Z]?[a-z]{4,})", token or "") for token in tokens)
+    found = (re.fullmatch(r"[Ġ▁]([A-Za-z][a-z]{4,})", token or "") for token in tokens)
     return [match[1] for match in found if match]
 
 
