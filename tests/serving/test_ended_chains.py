@@ -79,7 +79,7 @@ def test_every_step_accepts_what_the_definition_gives(
     for mistake in ("hidden_of_the_row_before", "position_of_the_row_before"):
         server.flush_cache()
         with mistaken(folder, mistake):
-            found = judge(oracle, ask(server, folder, chosen, greedy(48), CONCURRENCY))
+            found = judge(oracle, ask(server, folder, prompts, greedy(48), CONCURRENCY))
         print(f"{mistake}: {found}")
         assert found.wrong
 
