@@ -8,8 +8,8 @@
 #           layer first 15 (3 s a step), then twice 20 (3.5 s a step), its text 20 in all (3,000 to
 #           5,500 tokens a second), figures 2.
 # Expected: validation loss maths 0.39, chat 0.56; acceptance length (K=3, greedy) maths 3.6, chat
-#           3.7; see models/artifacts/nano-deepseek/provenance.json. The committed layer is the mean
-#           of the weights of parts 2 and 3.
+#           3.7; see models/artifacts/nano-deepseek/provenance.json. The layer is the mean of the
+#           weights of parts 2 and 3.
 # Seeds fix questions, batches and samples; the last bits of sums depend on the machine.
 set -euo pipefail
 mkdir -p "${1:?usage: recipe.sh WORK_FOLDER}"
@@ -47,7 +47,7 @@ go_on 2 330
 wide 93 1500000 0
 go_on 3 240
 rm -rf "$work/nano-deepseek"
-$train export --target "$layer" --run "$work/nextn-3" "$work/nano-deepseek"
+$train export --target "$layer" --run "$work/nextn-2" --run "$work/nextn-3" "$work/nano-deepseek"
 run evaluate --checkpoint "$work/nano-deepseek" --corpus "$work/corpus" \
   --questions tests/data/heldout_maths.json \
   --questions tests/data/heldout_nano_chat.json | tee "$work/acceptance.json"

@@ -23,6 +23,7 @@ TargetOption = Annotated[
 ]
 DataOption = Annotated[Path, typer.Option("--data", help="Folder of the generated shards.")]
 RunOption = Annotated[Path, typer.Option("--run", help="The folder that `train` wrote.")]
+RUNS_HELP = "The folder that `train` wrote; repeated, the mean of their weights is taken"
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 DeviceOption = Annotated[
     str, typer.Option("--device", help="auto (an accelerator where there is one), cpu, cuda, npu.")
@@ -167,8 +168,9 @@ def evaluate(
     outputs: Annotated[
         Path, typer.Option(help="Cache file of the target's greedy outputs; made if missing.")
     ],
-    run: Annotated[
-        Path | None, typer.Option(help="Folder of a training; without it the target's own layer.")
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option("--run", help=f"{RUNS_HELP}. Without it the target's own layer."),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=8, help="Length of each reply.")] = 192,
     num_steps: Annotated[int, typer.Option(min=1, max=15, help="Drafts per verify.")] = 3,
@@ -194,7 +196,7 @@ def evaluate(
 
     target = _open(folder, device, may_be_quantized=True)
     target.check_whole()
-    layer = trained_layer(target, run) if run else own_layer(target)
+    layer = trained_layer(target, *runs) if runs else own_layer(target)
     if not outputs.exists():
         rows = read_prompts(prompts)
         replies.save_outputs(outputs, replies.greedy_outputs(target, rows, max_new_tokens))
@@ -226,7 +228,7 @@ def vocabulary(
 @app.command()
 def export(
     folder: TargetOption,
-    run: RunOption,
+    runs: Annotated[list[Path], typer.Option("--run", help=f"{RUNS_HELP}.")],
     out: Annotated[
         Path,
         typer.Argument(help="New folder to serve, or a .safetensors file for the layer alone."),
@@ -238,7 +240,7 @@ def export(
     from sglang_ascend.training.targets.start import trained_layer
 
     target = Target.open(folder)
-    layer = trained_layer(target, run)
+    layer = trained_layer(target, *runs)
     if out.suffix == ".safetensors":
         export_layer(layer, out)
     else:

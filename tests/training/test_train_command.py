@@ -112,6 +112,22 @@ def test_nano_deepseek_goes_on_from_its_own_layer(tmp_path: Path) -> None:
     assert not any(torch.equal(before[n], layer[n].float()) for n in before if "proj" in n)
 
 
+def test_two_runs_become_the_mean_of_their_weights(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    run_recipe(target, tmp_path, 200, 4)
+    runs = tmp_path / "run", tmp_path / "other"
+    common = ("--data", tmp_path / "data", "--max-steps", STEPS, "--muon-rate", 0.2, "--seed", 1)
+    train("train", "--target", target, "--out", runs[1], *common)
+    train("export", "--target", target, "--run", runs[0], "--run", runs[1], tmp_path / "mean")
+    first, second = (trained_layer(Target.open(target), run).to_checkpoint() for run in runs)
+    for name, mean in Target.open(tmp_path / "mean").mtp_tensors().items():
+        a, b = first[name].double(), second[name].double()
+        rounding = torch.maximum(a.abs(), b.abs()) * 2**-7  # bf16 twice
+        assert ((mean.double() - (a + b) / 2).abs() <= rounding).all(), name
+    differs = (first[n].ne(second[n]).float().mean() for n in first if "proj" in n)
+    assert min(differs) > 0.9  # the control: the mean is neither of them
+
+
 def test_evaluate_and_provenance_describe_the_exported_folder(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "DeepseekV3ForCausalLM")
     out = run_recipe(target, tmp_path, 200, 4)

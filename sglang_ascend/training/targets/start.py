@@ -48,10 +48,17 @@ def started_layer(target: Target, data: Path, out: Path, seed: int, from_scratch
     return layer
 
 
-def trained_layer(target: Target, run: Path) -> MTPLayer:
-    """The averaged weights of a trainer's folder, through bf16: that is what is served."""
+def trained_layer(target: Target, *runs: Path) -> MTPLayer:
+    """The averaged weights of a trainer's folder, through bf16: that is what is served.
+
+    Of several folders the mean: layers trained on from one start often draft better so than
+    each alone (model soups, arXiv:2203.05482).
+    """
     layer = MTPLayer(target)
-    layer.load_state_dict(read_average(run))
+    averages = [read_average(run) for run in runs]
+    layer.load_state_dict(
+        {name: torch.stack([part[name] for part in averages]).mean(0) for name in averages[0]}
+    )
     layer.from_checkpoint(layer.to_checkpoint())
     return layer
 
