@@ -8,6 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 
 import sglang_ascend
+from sglang_ascend.training.generation import word_forms
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.generation.prompts import (
     DOMAINS,
@@ -19,6 +20,7 @@ from sglang_ascend.training.generation.prompts import (
 )
 
 HELD_OUT = Path(__file__).parents[1] / "data" / "heldout_chat.json"
+TOPICS = ("oak", "guitar", "pizza", "zyzzyva")
 TASKS = Path(sglang_ascend.__file__).parent / "bench" / "tasks.json"
 
 
@@ -35,9 +37,10 @@ def test_no_prompt_held_out_or_of_the_benchmark_comes_out_of_the_templates():
     rows = [*read_prompts(HELD_OUT), *read_prompts(TASKS)]
     held_out = {prompt_key(row["prompt"]) for row in rows}
     rng = random.Random(0)
-    drawn = {prompt_key(templated_prompt(rng)) for _ in range(20_000)}
-    assert len(drawn) > 5_000
-    assert not drawn & held_out
+    for topics, least in (((), 5_000), (TOPICS, 12_000)):
+        drawn = {prompt_key(templated_prompt(rng, topics=topics)) for _ in range(20_000)}
+        assert len(drawn) > least
+        assert not drawn & held_out
 
 
 def test_excluded_prompts_are_skipped_and_nothing_repeats():
@@ -52,16 +55,22 @@ def test_topics_are_words_of_the_targets_vocabulary_too():
     tokenizer = MagicMock(convert_ids_to_tokens=lambda ids: [tokens[one] for one in ids])
     tokenizer.__len__.return_value = len(tokens)
     assert vocabulary_words(tokenizer) == ["photosynthesis", "Paris"]
+
+
+@pytest.mark.parametrize("domain", sorted({*DOMAINS} - {"chinese", "maths"}))
+def test_requests_are_made_of_any_words_too_where_there_are_some(domain):
     rng = random.Random(0)
-    drawn = [templated_prompt(rng, "explain", topics=["zyzzyva"]) for _ in range(400)]
-    assert 120 < sum("zyzzyva" in prompt for prompt in drawn) < 280
-    assert not any("zyzzyva" in templated_prompt(rng, "explain") for _ in range(400))
+    drawn = [templated_prompt(rng, domain, topics=["zyzzyva"]) for _ in range(400)]
+    assert 120 < sum("zyzzyva" in prompt.lower() for prompt in drawn) < 380
+    assert not any("zyzzyva" in templated_prompt(rng, domain) for _ in range(400))
 
 
-def test_every_template_is_filled_completely():
-    assert set(TEMPLATES) == set(DOMAINS)
+def test_every_template_and_form_is_filled_completely():
+    assert set(TEMPLATES) == set(DOMAINS) >= set(word_forms.TEMPLATES)
     rng = random.Random(1)
-    assert not any("{" in templated_prompt(rng) for _ in range(2_000))
+    for topics in ((), TOPICS):
+        drawn = [templated_prompt(rng, topics=topics) for _ in range(20_000)]
+        assert not any("{" in prompt for prompt in drawn)
 
 
 @pytest.mark.parametrize(

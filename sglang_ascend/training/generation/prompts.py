@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sglang_ascend.training.generation import word_forms
+from sglang_ascend.training.generation.word_forms import items
+
 DOMAINS = (
     *("code", "maths", "email", "explain", "story", "qa", "lists", "rewrite"),
     *("copy", "summary", "chinese"),
@@ -209,21 +212,17 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _items(text: str) -> list[str]:
-    return [" ".join(item.split()) for item in text.split("|")]
-
-
-_STATEMENTS = _items(STATEMENTS)
+_STATEMENTS = items(STATEMENTS)
 _WORDS = {
-    "topic": _items(TOPICS),
-    "character": _items(CHARACTERS),
-    "place": _items(PLACES),
-    "recipient": _items(RECIPIENTS),
-    "matter": _items(MATTERS),
-    "task": _items(TASKS),
-    "sentence": _items(SENTENCES),
-    "chinese_topic": _items(CHINESE_TOPICS),
-    "chinese_sentence": _items(CHINESE_SENTENCES),
+    "topic": items(TOPICS),
+    "character": items(CHARACTERS),
+    "place": items(PLACES),
+    "recipient": items(RECIPIENTS),
+    "matter": items(MATTERS),
+    "task": items(TASKS),
+    "sentence": items(SENTENCES),
+    "chinese_topic": items(CHINESE_TOPICS),
+    "chinese_sentence": items(CHINESE_SENTENCES),
     "language": ["Python", "JavaScript", "Java", "C", "Go", "C++", "Bash", "SQL"],
     "thing": ["apples", "books", "pens", "tickets", "cakes", "stamps", "bottles", "shirts"],
     "name": ["Anna", "Ben", "Maria", "Tom", "Li", "Omar", "Sara", "David"],
@@ -245,18 +244,20 @@ def templated_prompt(
     rng: random.Random, domain: str | None = None, topics: Sequence[str] = ()
 ) -> str:
     """One request: a domain if none is given, one of its templates and its words, each drawn
-    uniformly; of the topics half are from ``topics``, if there are any."""
-    template = rng.choice(TEMPLATES[domain or rng.choice(DOMAINS)])
+    uniformly; with words of a vocabulary as ``topics`` half of them are made of those."""
+    domain = domain or rng.choice(DOMAINS)
+    template = rng.choice(TEMPLATES[domain])
     words = {key: rng.choice(values) for key, values in _WORDS.items()}
     for key in ("topic2", "character2", "sentence2", "sentence3", "chinese_topic2"):
         words[key] = rng.choice(_WORDS[key[:-1]])
-    for key in ("topic", "topic2"):
-        if topics and rng.random() < 0.5:
-            words[key] = rng.choice(topics)
-    words["text"] = ". ".join(rng.sample(_STATEMENTS, rng.randint(2, 5))) + "."
-    numbers = {"n": rng.choice(("three", "five", "5", "ten", "7")), "a": str(rng.randint(3, 40))}
-    numbers |= {"b": str(rng.randint(2, 12)), "c": str(rng.randint(50, 480))}
-    return template.format(**words, **numbers)
+    statements = rng.sample(_STATEMENTS, rng.randint(2, 5))
+    words |= {"n": rng.choice(("three", "five", "5", "ten", "7")), "a": str(rng.randint(3, 40))}
+    words |= {"b": str(rng.randint(2, 12)), "c": str(rng.randint(50, 480))}
+    words |= {f"statement{i}": one for i, one in enumerate(statements)}
+    if topics:
+        template = word_forms.mixed_in(rng, domain, template, words, topics)
+    text = ". ".join(words[f"statement{i}"] for i in range(len(statements))) + "."
+    return template.format(**words, text=text)
 
 
 def prompt_key(prompt: str) -> str:
