@@ -25,6 +25,11 @@ def has_features(*names: str) -> bool:
     return {f"+{name}" for name in names} <= set(features.split(","))
 
 
+# Floats of a vector.
+LANES = 16 if has_features("avx512f") else 8
+VECTOR = ir.VectorType(ir.FloatType(), LANES)
+
+
 def load(builder: Any, address: Any, vector: ir.VectorType) -> Any:
     """From an address that need not be aligned."""
     loaded = builder.load(builder.inttoptr(address, vector.as_pointer()))

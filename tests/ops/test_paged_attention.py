@@ -212,7 +212,7 @@ def test_compiled_for_another_processor_it_is_the_same_attention(tmp_path):
     program = (
         "import torch, sys; sys.path.insert(0, 'tests/ops')\n"
         "from paged_batch import agrees, uniform_batch\n"
-        "from sglang_ascend.ops.attention.numba_tiles import LANES\n"
+        "from sglang_ascend.ops.numba_vectors import LANES\n"
         "assert LANES == 8, LANES\n"
         "for shape in (9, 3, 64), (8, 1, 40), (4, 4, 12):\n"
         "    for query_len in 1, 3, 4:\n"

@@ -15,7 +15,6 @@ import torch
 
 from sglang_ascend.ops.attention.numba_tiles import (
     KEYS,
-    LANES,
     ROWS,
     add_values,
     score,
@@ -23,6 +22,7 @@ from sglang_ascend.ops.attention.numba_tiles import (
 )
 from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
+from sglang_ascend.ops.numba_vectors import LANES
 
 # Keys that are widened at a time: with as many values they stay in the nearest cache.
 BLOCK = 8 * KEYS

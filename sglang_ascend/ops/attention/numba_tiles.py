@@ -15,22 +15,20 @@ from numba.extending import intrinsic
 
 from sglang_ascend.ops.numba_vectors import (
     FOUR,
-    has_features,
+    LANES,
+    VECTOR,
     load,
     load_widened,
     prefetch,
     sum_of_each,
 )
 
-HAS_AVX512 = has_features("avx512f")
-# Floats of a vector, and query rows of a tile: sums and what they are made of fill the registers.
-LANES, ROWS = (16, 4) if HAS_AVX512 else (8, 2)
+# Query rows of a tile: sums and what they are made of fill the registers; AVX-512 has more.
+ROWS = 4 if LANES == 16 else 2
 # Keys of a tile, and vectors of a value that one pass over the values sums.
 KEYS = FOUR
 CHUNKS = 4
 
-FLOAT = ir.FloatType()
-VECTOR = ir.VectorType(FLOAT, LANES)
 BYTES = 4 * LANES
 # A processor does not foresee the next page of memory, where the keys of a long text go on.
 BYTES_AHEAD = 4096
@@ -111,7 +109,7 @@ def _values(num_rows: int, num_chunks: int) -> Any:
                 ]
                 for row in range(num_rows):
                     place = _after(builder, at_weight, weight_stride, row)
-                    weight = builder.load(builder.inttoptr(place, FLOAT.as_pointer()))
+                    weight = builder.load(builder.inttoptr(place, VECTOR.element.as_pointer()))
                     first = builder.insert_element(
                         ir.Constant(VECTOR, ir.Undefined), weight, ir.IntType(32)(0)
                     )

@@ -19,7 +19,6 @@ import torch
 from sglang_ascend.ops.linear import onednn
 from sglang_ascend.ops.linear.numba_dots import (
     INPUTS,
-    LANES,
     WEIGHTS,
     dots_of_four_inputs,
     dots_of_input,
@@ -30,6 +29,7 @@ from sglang_ascend.ops.linear.numba_dots import (
 from sglang_ascend.ops.linear.reference import PreparedWeight
 from sglang_ascend.ops.numba_floats import array_at, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
+from sglang_ascend.ops.numba_vectors import LANES
 
 # Beyond these oneDNN's blocks of a packed weight are as fast, of bfloat16 sooner.
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 2}

@@ -16,19 +16,19 @@ from numba.extending import intrinsic
 
 from sglang_ascend.ops.numba_vectors import (
     FOUR,
-    has_features,
+    LANES,
+    VECTOR,
     load,
     load_widened,
     prefetch,
     sum_of_each,
 )
 
-LANES = 16 if has_features("avx512f") else 8
 # Rows of weights that are multiplied at once with up to four of the input: as many sums as hide the
 # latency of an addition and leave registers.
 WEIGHTS, INPUTS = 2, 4
 BYTES_AHEAD = 4096
-INT32, VECTOR = ir.IntType(32), ir.VectorType(ir.FloatType(), LANES)
+INT32 = ir.IntType(32)
 
 
 def _float_dots(num_weights: int, num_inputs: int) -> Any:
