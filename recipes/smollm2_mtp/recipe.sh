@@ -5,8 +5,9 @@
 # 6 GB of disk, 12 GB of memory.
 # Every command resumes where it was killed. Bitwise reproduction is not promised: the generator's
 # shards depend on where it was interrupted, and floating-point sums on the machine.
-# The artifact's layer has acceptance length 2.15 (K=3, greedy, held-out chat, non-looping; 2.06 to 2.24). It was trained
-# in six parts, which provenance.json beside it describes; this is one run on as much.
+# The artifact's layer has acceptance length 2.17 (K=3, greedy, held-out chat, non-looping; 2.09 to 2.26). It was trained
+# in seven parts, which provenance.json beside it describes; this is one run, on half as many tokens, for all of a run's
+# lie in memory.
 set -euo pipefail
 mkdir -p "${1:?usage: recipe.sh WORK_FOLDER}"
 work=$(cd "$1" && pwd)
