@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+
+from sglang_ascend.quantization.cli import refusals
+from sglang_ascend.training.pipeline.options import OwnShareOption, PromptsOption, own_share_of
 
 if TYPE_CHECKING:
     from sglang_ascend.training.targets.families import Target
 
+
+class _Refusing(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        with refusals(ValueError):
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=_Refusing,
     help="Train the MTP layer of a checkpoint on the model's own outputs (FastMTP): generate, "
     "train, evaluate, export. The same commands serve MiMo/Qwen2, Llama, DeepSeek-V3 and "
     "GLM-4 MoE.",
@@ -49,12 +61,8 @@ def generate(
     seed: Annotated[int, typer.Option(help="One seed per process; names the shards.")] = 0,
     rows: Annotated[int, typer.Option(min=1, help="Conversations decoded at once.")] = 96,
     shard: Annotated[int, typer.Option(min=1, help="Conversations in a shard.")] = 128,
-    own_share: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=1.0, help="Share of conversations whose user turn the target writes too."
-        ),
-    ] = 0.6,
+    prompts: PromptsOption = None,
+    own_share: OwnShareOption = None,
     dtype: DtypeOption = None,
     device: DeviceOption = "auto",
     threads: ThreadsOption = 1,
@@ -73,10 +81,11 @@ def generate(
         seed=seed,
         rows=rows,
         sequences_per_shard=shard,
-        own_prompt_share=own_share,
+        own_prompt_share=own_share_of(own_share, prompts),
         dtype=dtype,
     )
-    generate_shards(target, data, config, excluded, tokens)
+    own = [row["prompt"] for row in read_prompts(prompts)] if prompts else None
+    generate_shards(target, data, config, excluded, tokens, own)
 
 
 @app.command()
@@ -142,6 +151,7 @@ def train(
     from sglang_ascend.training.targets.start import started_layer
     from sglang_ascend.training.trainer import TrainConfig
 
+    loss = LossConfig(num_steps=num_steps, kind=kind, hidden_weight=hidden_weight)
     target = _open(folder, device)
     layer = started_layer(target, data, out, seed, from_scratch)
     config = TrainConfig(
@@ -152,11 +162,6 @@ def train(
         tokens_per_batch=tokens_per_batch,
         seed=seed,
         dtype=dtype or default_dtype(target.device),
-    )
-    loss = LossConfig(
-        num_steps=num_steps,
-        kind=kind,
-        hidden_weight=hidden_weight,
     )
     trainer_class()(layer, *target.embedding_and_head(), data, out, config, loss).run()
 
@@ -217,11 +222,12 @@ def vocabulary(
     """Write draft_vocabulary.json: the tokens that drafts may propose (verification is whole)."""
     from transformers import AutoTokenizer
 
+    from sglang_ascend.checkpoint.config import read_config
     from sglang_ascend.training.draft_vocabulary import frequent_ids, write_draft_vocabulary
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    ids = frequent_ids(data, tokenizer.all_special_ids, vocab_size, size)
+    vocab_size = read_config(folder).size("vocab_size")
+    special_ids = AutoTokenizer.from_pretrained(folder).all_special_ids
+    ids = frequent_ids(data, special_ids, vocab_size, size)
     write_draft_vocabulary(out, ids)
 
 

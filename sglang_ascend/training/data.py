@@ -22,6 +22,18 @@ class Sequence:
     hidden: Tensor
 
 
+def shard_paths(data: Path) -> list[Path]:
+    """The shards of a folder, by name.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    paths = sorted(data.glob("*.safetensors"))
+    if not paths:
+        raise FileNotFoundError(f"{data} holds no shard: run `generate` first.")
+    return paths
+
+
 def load_shards(paths: list[Path]) -> list[Sequence]:
     """All conversations of `paths`; `trained` marks the tokens that the model itself wrote."""
     sequences = []

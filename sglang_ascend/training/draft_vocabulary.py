@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME
+from sglang_ascend.training.data import shard_paths
 from sglang_ascend.training.generation.conversation import TEXT
 from sglang_ascend.training.generation.shards import read_shard
 
@@ -20,11 +21,8 @@ def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int)
     Raises:
         FileNotFoundError: no shard in `data`.
     """
-    paths = sorted(data.glob("*.safetensors"))
-    if not paths:
-        raise FileNotFoundError(f"{data} holds no shard: run `generate` first.")
     counts = torch.zeros(vocab_size, dtype=torch.float64)
-    for path in paths:
+    for path in shard_paths(data):
         shard = read_shard(path)
         if not (shard["roles"] == TEXT).any():
             counts += torch.bincount(shard["tokens"].long(), minlength=vocab_size)

@@ -19,6 +19,7 @@ from sglang_ascend.training.data import (
     frequent_tokens,
     load_shards,
     pass_order,
+    shard_paths,
 )
 from sglang_ascend.training.interface import in_dtype, run_chain
 from sglang_ascend.training.loss import LossConfig, chain_loss
@@ -115,10 +116,7 @@ class Trainer:
         watch(self)
 
     def _present_shards(self) -> list[str]:
-        names = sorted(path.name for path in self.data.glob("*.safetensors"))
-        if not names:
-            raise FileNotFoundError(f"{self.data} holds no shard: run `generate` first.")
-        return names
+        return [path.name for path in shard_paths(self.data)]
 
     def _begin_pass(self, shards: list[str]) -> None:
         if shards != self.shards or not hasattr(self, "sequences"):

@@ -14,7 +14,7 @@ from sglang_ascend.checkpoint.shards import INDEX_NAME
 from sglang_ascend.cli import app
 from sglang_ascend.models.nano_deepseek import ARTIFACT
 from sglang_ascend.training.generation.conversation import FORCED, REPLY, USER
-from sglang_ascend.training.generation.shards import read_shard
+from sglang_ascend.training.generation.shards import read_prompt_list, read_shard
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import new_layer, own_layer, trained_layer
@@ -60,6 +60,47 @@ def test_user_turns_are_the_templates_unless_the_target_writes_some(tmp_path: Pa
         shard = read_shard(data / "shard-000-00000.safetensors")
         conversations = shard["roles"].split(shard["lengths"].tolist())
         assert {int(roles[roles != FORCED][0]) for roles in conversations} == {written_first}
+
+
+def test_prompts_of_a_file_are_what_is_generated_on(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    (tmp_path / "held_out.json").write_text('["Write the x ?"]')
+    mine = ["Write a x ?", "Write the user a x"]
+    (tmp_path / "mine.json").write_text(json.dumps([*mine, "Write the x ?"]))
+    train(
+        *("generate", "--target", target, "--data", tmp_path / "data", "--tokens", 9_999),
+        *("--exclude", tmp_path / "held_out.json", "--prompts", tmp_path / "mine.json"),
+    )
+    (shard,) = (tmp_path / "data").glob("*.safetensors")
+    assert {*read_prompt_list(shard)} == {*mine}
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("generate --data D --exclude P --tokens 9 --prompts BAD", "row 1 is none of a string"),
+        ("generate --data D --exclude BAD --tokens 9", "row 1 is none of a string"),
+        ("text --data D --text MISSING --tokens 9", "MISSING"),
+        ("train --data MISSING --out D", "MISSING holds no shard: run `generate` first"),
+        ("train --data MISSING --out D --loss mse", "loss 'mse' is none of ce, kl"),
+        ("evaluate --prompts MISSING --outputs D --run RUN", "RUN holds no checkpoint"),
+        ("vocabulary --data MISSING --out D", "MISSING holds no shard: run `generate` first"),
+        ("export --run RUN D", "RUN holds no checkpoint.safetensors: run `train` first"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(command, sentence, tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "BAD").write_text("[3]")
+    (tmp_path / "P").write_text('["Write the x ?"]')
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    name, *words = command.split()
+    result = CliRunner().invoke(app, ["train", name, "--target", str(target), *words])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("sglang-ascend: ")
+    assert result.stderr.count("\n") == 1
+    assert sentence in result.stderr
+    missing = CliRunner().invoke(app, ["train", name, "--target", "NONE", *words])
+    assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
 
 
 def check_exported(target: Path, out: Path, run: Path) -> None:

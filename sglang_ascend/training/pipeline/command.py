@@ -86,8 +86,7 @@ def settle(options: dict[str, Any]) -> None:
         options["text_tokens"] = 0
     elif options["text_tokens"] is None:
         options["text_tokens"] = options["tokens"]
-    if options["own_share"] is None:
-        options["own_share"] = 0.0 if options["prompts"] else 0.6
+    options["own_share"] = asked.own_share_of(options["own_share"], options["prompts"])
     if options["dtype"] not in (None, *DTYPES):
         raise ValueError(f"--dtype {options['dtype']!r} is none of {', '.join(DTYPES)}.")
 

@@ -66,6 +66,7 @@ OwnShareOption = Annotated[
         rich_help_panel=DATA,
     ),
 ]
+
 TemperatureMixOption = Annotated[
     str,
     typer.Option(
@@ -170,6 +171,13 @@ DeviceOption = Annotated[
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
+
+
+def own_share_of(own_share: float | None, prompts: Path | None) -> float:
+    """What `OwnShareOption` says that it is."""
+    if own_share is None:
+        return 0.0 if prompts else 0.6
+    return own_share
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sglang_ascend.training.data import Sequence, load_shards
+from sglang_ascend.training.data import Sequence, load_shards, shard_paths
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer, writes_residual
 from sglang_ascend.training.trainer import CHECKPOINT, read_average
@@ -42,7 +42,7 @@ def started_layer(target: Target, data: Path, out: Path, seed: int, from_scratch
         return own_layer(target)
     layer = new_layer(target, seed)
     embedding, _ = target.embedding_and_head()
-    sequences = load_shards(sorted(data.glob("*.safetensors"))[:START_SHARDS])
+    sequences = load_shards(shard_paths(data)[:START_SHARDS])
     share = ridge_start(layer, sequences, embedding, target.final_norm())
     logger.info("the linear start explains %.1f %% of the next hidden", 100 * share)
     return layer
