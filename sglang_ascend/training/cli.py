@@ -124,6 +124,9 @@ def train(
     muon_rate: Annotated[
         float, typer.Option(min=0.0, help="Peak rate of the matrices by Muon; 0 means AdamW.")
     ] = 0.02,
+    decay_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Last share of the steps, as rates fall to 0.")
+    ] = 0.3,
     average_decay: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Decay of the weights' moving average.")
     ] = 0.98,
@@ -158,6 +161,7 @@ def train(
         max_steps=max_steps,
         learning_rate=learning_rate,
         muon_rate=muon_rate,
+        decay_share=decay_share,
         average_decay=average_decay,
         tokens_per_batch=tokens_per_batch,
         seed=seed,

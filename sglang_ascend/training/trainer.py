@@ -187,7 +187,7 @@ class Trainer:
         a run can be prolonged by a larger `max_steps` without having decayed too early."""
         config = self.config
         warmup = (self.step + 1) / config.warmup_steps
-        decay = (config.max_steps - self.step) / (config.decay_share * config.max_steps)
+        decay = (config.max_steps - self.step) / max(1, config.decay_share * config.max_steps)
         return min(1.0, warmup, decay)
 
     def _log(self, losses: list[float], num_rows: int) -> None:

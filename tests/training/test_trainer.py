@@ -1,6 +1,7 @@
 """Invariant: a training killed after a checkpoint and run again ends in the identical weights."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from tiny_targets import FAMILIES
 
 from sglang_ascend.training.generation.conversation import FORCED, REPLY
 from sglang_ascend.training.loss import LossConfig
+from sglang_ascend.training.muon import Muon
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.trainer import TrainConfig, Trainer, read_average
 
@@ -174,3 +176,18 @@ def test_an_empty_data_folder_is_refused_in_one_sentence(target, tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(FileNotFoundError, match="holds no shard: run `generate` first"):
         trainer(target, Trainer, tmp_path / "data", tmp_path / "out").run()
+
+
+@pytest.mark.parametrize(
+    ("share", "rates"),
+    [(0.0, [0.5, 1, 1, 1]), (0.5, [0.5, 1, 1, 0.5]), (1.0, [0.5, 0.75, 0.5, 0.25])],
+)
+def test_rates_rise_and_fall_over_the_last_share_of_the_steps(share, rates, tiny_target, tmp_path):
+    write_data(tmp_path / "data")
+    config = replace(CONFIG, max_steps=4, warmup_steps=2, decay_share=share)
+    target = tiny_target("MiMoForCausalLM")
+    trained = trainer(target, Trainer, tmp_path / "data", tmp_path / "out", config)
+    found = []
+    with patch.object(Muon, "step", lambda self: found.append(self.param_groups[0]["lr"])):
+        trained.run()
+    assert found == [config.muon_rate * rate for rate in rates]
