@@ -140,13 +140,14 @@ class LaunchedServer(ServerProcess):
             return list(pool.map(lambda p: self.generate([p], sampling, **fields)[0], prompts))
 
     def update_weights(self, folder: Path) -> None:
-        """Serves the weights of `folder` from now on."""
+        """Serves the weights of `folder` from now on, once no request runs."""
+        self.flush_cache()
         response = self.post("/update_weights_from_disk", model_path=str(folder))
         assert response.status_code == 200 and response.json()["success"], response.text
 
     def flush_cache(self) -> None:
-        """Empties the radix cache."""
-        response = self.post("/flush_cache")
+        """Empties the radix cache once nothing runs: a reply is sent before its last step ends."""
+        response = self.post("/flush_cache?timeout=60")
         if response.status_code != 200:
             raise RuntimeError(f"flush_cache: HTTP {response.status_code}: {response.text}")
 
