@@ -75,6 +75,7 @@ def generate(
     from sglang_ascend.training.targets.device import default_dtype
 
     excluded = {prompt_key(row["prompt"]) for path in exclude for row in read_prompts(path)}
+    own = [row["prompt"] for row in read_prompts(prompts)] if prompts else None
     target = _open(folder, device)
     dtype = dtype or default_dtype(target.device)
     config = GenerateConfig(
@@ -84,7 +85,6 @@ def generate(
         own_prompt_share=own_share_of(own_share, prompts),
         dtype=dtype,
     )
-    own = [row["prompt"] for row in read_prompts(prompts)] if prompts else None
     generate_shards(target, data, config, excluded, tokens, own)
 
 
