@@ -14,6 +14,7 @@ from sglang_ascend.bench.command import bench
 from sglang_ascend.memory.command import plan_memory
 from sglang_ascend.ptq.cli import evaluate, quantize
 from sglang_ascend.quantization.cli import app as quantization_app
+from sglang_ascend.refusals import refusals
 from sglang_ascend.speculative.adaptive.cli import plan_speculation
 from sglang_ascend.training.cli import app as training_app
 from sglang_ascend.training.draft_model.command import train_draft
@@ -141,15 +142,12 @@ def verify_npu(
     from sglang_ascend.verify import machine, report
 
     parts, models = part or list(Part), model or list(catalog.MODELS)
-    try:
+    with refusals(machine.NoNpuError):
         described = machine.describe(device)
         folders = tuple(
             Path(name) if Path(name).is_dir() else catalog.model_path(name)
             for name in (models if {Part.SERVING, Part.SERVING_WAITS} & set(parts) else ())
         )
-    except (machine.NoNpuError, ValueError, OSError) as error:
-        typer.echo(f"sglang-ascend: {error}", err=True)
-        raise typer.Exit(2) from None
     # Behind the check: this loads torch, which an NPU's environment may be unable to.
     from sglang_ascend.verify.run import Verification, run
 
@@ -172,9 +170,5 @@ def model_path(
     """
     from sglang_ascend.models import catalog
 
-    try:
-        folder = catalog.model_path(name)
-    except (ValueError, OSError) as error:
-        typer.echo(f"sglang-ascend: {error}", err=True)
-        raise typer.Exit(2) from None
-    typer.echo(folder)
+    with refusals():
+        typer.echo(catalog.model_path(name))

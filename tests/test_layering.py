@@ -26,21 +26,24 @@ TABLE: dict[str, set[str]] = {
     "torchvision_ops": set(),
     "env": set(),
     "svg": set(),
+    "refusals": set(),
     "stack": set(),
-    "bench": {"models", "svg"},
+    "bench": {"models", "refusals", "svg"},
     "ops": {"env"},
     "sampling": {"ops"},
     "attention": {"ops"},
-    "speculative": {"ops", "attention", "sampling", "svg"},
+    "speculative": {"ops", "attention", "refusals", "sampling", "svg"},
     "checkpoint": set(),
-    "quantization": {"ops", "checkpoint"},
-    "memory": {"checkpoint", "quantization"},
+    "quantization": {"ops", "checkpoint", "refusals"},
+    "memory": {"checkpoint", "quantization", "refusals"},
     "models": {"env"},
-    "training": {"bench", "checkpoint", "ops", "quantization", "speculative", "svg"},
-    "ptq": {"checkpoint", "quantization", "svg", "training"},
+    "training": {"bench", "checkpoint", "ops", "quantization", "refusals", "speculative", "svg"},
+    "ptq": {"checkpoint", "quantization", "refusals", "svg", "training"},
     "verify": {"env", "stack", "ops", "bench"},
 }
-TABLE["plugin"] = TABLE.keys() - {"__init__", "svg", "bench", "memory", "training", "ptq", "verify"}
+TABLE["plugin"] = TABLE.keys() - {
+    *("__init__", "svg", "refusals", "bench", "memory", "training", "ptq", "verify")
+}
 TABLE["cli"] = TABLE.keys() - {"__init__"}
 TABLE["__main__"] = {"cli"}
 

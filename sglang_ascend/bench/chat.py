@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sglang_ascend.bench.options import ModelOption, ServerArgsOption, refusals, server_url
+from sglang_ascend.bench.options import ModelOption, ServerArgsOption, server_url
+from sglang_ascend.refusals import refusals
 
 if TYPE_CHECKING:
     from sglang_ascend.bench.client import Reply
@@ -42,7 +43,7 @@ def chat(
     """
     from sglang_ascend.bench.client import Client
 
-    with refusals():
+    with refusals(RuntimeError):
         if prompt is None:
             prompt = sys.stdin.read().strip()
         if not prompt:

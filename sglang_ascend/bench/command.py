@@ -16,9 +16,9 @@ from sglang_ascend.bench.options import (
     ServerArgsOption,
     TemperatureOption,
     model_folder,
-    refusals,
     server_url,
 )
+from sglang_ascend.refusals import refusals
 
 
 def bench(
@@ -66,7 +66,7 @@ def bench(
     from sglang_ascend.bench import run
     from sglang_ascend.bench.rounds import TASKS, read_tasks
 
-    with refusals():
+    with refusals(RuntimeError):
         if not out.parent.is_dir():
             raise ValueError(f"{out.parent} is no folder: --out needs one that exists.")
         tasks = run.select(read_tasks(prompts or TASKS), task or [], num_prompts)

@@ -28,16 +28,6 @@ TemperatureOption = Annotated[
 ]
 
 
-@contextmanager
-def refusals() -> Iterator[None]:
-    """What cannot be done is one sentence on stderr, and exit code 2."""
-    try:
-        yield
-    except (ValueError, OSError, RuntimeError) as error:
-        typer.echo(f"sglang-ascend: {error}", err=True)
-        raise typer.Exit(2) from None
-
-
 def model_folder(model: str) -> Path:
     """Of a checkpoint on disk, or of a model of this package, built on first use."""
     from sglang_ascend.models import catalog

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sglang_ascend.quantization.cli import refusals
+from sglang_ascend.refusals import refusals
 
 if TYPE_CHECKING:
     from sglang_ascend.memory.plan import Plan
@@ -50,7 +50,7 @@ def plan_memory(
     from sglang_ascend.checkpoint.config import read_config
     from sglang_ascend.memory.plan import Deployment, plan
 
-    with refusals(ValueError):
+    with refusals():
         config = read_config(folder)
         plans = [
             plan(

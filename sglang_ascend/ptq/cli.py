@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sglang_ascend.quantization.cli import refusals
+from sglang_ascend.refusals import refusals
 
 if TYPE_CHECKING:
     from sglang_ascend.ptq.grid.run import Options
@@ -85,7 +85,7 @@ def quantize(
     from sglang_ascend.ptq.quantize import Quantization
     from sglang_ascend.quantization.recipe import read_recipe
 
-    with refusals(ValueError):
+    with refusals():
         task = Quantization(
             folder, read_recipe(recipe), out, seed, calibration_texts, calibrate, smoothing
         )
@@ -159,7 +159,7 @@ def _judged(folders: list[Path], given: Options) -> dict[str, Any]:
     from sglang_ascend.training.targets.families import Target
 
     status = Console(stderr=True)
-    with refusals(ValueError), status.status("the float checkpoint writes the text") as shown:
+    with refusals(), status.status("the float checkpoint writes the text") as shown:
         target = Target.open(given.against)
         for folder in folders:  # refused before anything is written
             Target.open(folder, may_be_quantized=True)
@@ -184,7 +184,7 @@ def _make_grid(options: Options, globs: str, out: Path) -> None:
     from sglang_ascend.ptq.grid.page import write
     from sglang_ascend.ptq.grid.run import Grid
 
-    with refusals(ValueError):
+    with refusals():
         grid = Grid(options, chosen(globs), out)
         with tqdm(total=len(grid.runs), unit=" cells") as bar:
 

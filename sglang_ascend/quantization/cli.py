@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sglang_ascend.refusals import refusals
+
 if TYPE_CHECKING:
     from sglang_ascend.quantization.checkpoint import Checkpoint
 
@@ -107,19 +109,6 @@ def convert(
         with _progress(checkpoint, "writing") as progress:
             convert(checkpoint, out, make_writer(to, checkpoint.layout), progress)
         typer.echo(f"{out} holds {folder} as {to}", err=True)
-
-
-@contextmanager
-def refusals(*errors: type[Exception]) -> Iterator[None]:
-    """What is wrong with a checkpoint or with the file system, and any of ``errors``, as one line
-    on stderr and exit code 2."""
-    from sglang_ascend.checkpoint import CheckpointError
-
-    try:
-        yield
-    except (CheckpointError, OSError, *errors) as error:
-        typer.echo(f"sglang-ascend: {error}", err=True)
-        raise typer.Exit(2) from None
 
 
 @contextmanager

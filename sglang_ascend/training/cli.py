@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from sglang_ascend.quantization.cli import refusals
+from sglang_ascend.refusals import refusals
 from sglang_ascend.training.pipeline.options import OwnShareOption, PromptsOption, own_share_of
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 class _Refusing(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        with refusals(ValueError):
+        with refusals():
             return super().invoke(ctx)
 
 

@@ -167,6 +167,9 @@ def test_two_runs_become_the_mean_of_their_weights(tmp_path: Path) -> None:
         assert ((mean.double() - (a + b) / 2).abs() <= rounding).all(), name
     differs = (first[n].ne(second[n]).float().mean() for n in first if "proj" in n)
     assert min(differs) > 0.9  # the control: the mean is neither of them
+    another = write_target(tmp_path / "another", "DeepseekV3ForCausalLM")
+    with pytest.raises(ValueError, match=f"{runs[0]} holds no layer for {another}: name its own"):
+        trained_layer(Target.open(another), *runs)
 
 
 def test_evaluate_and_provenance_describe_the_exported_folder(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from sglang_ascend.refusals import refusals
 from sglang_ascend.speculative.adaptive.plan import (
     LinearCosts,
     Plan,
@@ -54,7 +55,7 @@ def plan_speculation(
     Example: `sglang-ascend plan-speculation --acceptance 0.8,0.7,0.6 --target-ms 20
     --target-row-ms 0.5 --draft-ms 1.5`
     """
-    try:
+    with refusals():
         rates = None if acceptance is None else [float(rate) for rate in acceptance.split(",")]
         if costs is not None:
             in_file, of_batch = read_costs(costs)
@@ -67,9 +68,6 @@ def plan_speculation(
         plan = make_plan(rates or [], of_batch, max_drafts)
         if plot is not None:
             _write(plot, draw(plan))
-    except ValueError as error:
-        typer.echo(f"sglang-ascend: {error}", err=True)
-        raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps(plan.to_json(), indent=2))
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sglang_ascend.bench.options import refusals
+from sglang_ascend.refusals import refusals
 from sglang_ascend.training.pipeline import options as asked
 from sglang_ascend.training.pipeline.command import NOT_OPTIONS, full_disk, run, settle, tell
 
@@ -83,7 +83,7 @@ def train_draft(
     Example: `sglang-ascend train-draft my-llama --init-layers 6 --out my-draft --tokens 500000`
     """
     options = {name: value for name, value in locals().items() if name not in NOT_OPTIONS}
-    with refusals(), full_disk(out):
+    with refusals(RuntimeError), full_disk(out):
         settle(options)
         report = run(out, options, threads, lambda say: _pipeline(target, out, options, say))
     served = f"python -m sglang.launch_server --model-path {target}"

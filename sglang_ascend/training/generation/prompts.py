@@ -255,7 +255,7 @@ def templated_prompt(
     words |= {"b": str(rng.randint(2, 12)), "c": str(rng.randint(50, 480))}
     words |= {f"statement{i}": one for i, one in enumerate(statements)}
     if topics:
-        template = word_forms.mixed_in(rng, domain, template, words, topics)
+        template, words = word_forms.mixed_in(rng, domain, template, words, topics)
     text = ". ".join(words[f"statement{i}"] for i in range(len(statements))) + "."
     return template.format(**words, text=text)
 

@@ -135,21 +135,24 @@ def any_words(rng: random.Random, topics: Sequence[str], numbers: dict[str, str]
 
 def mixed_in(
     rng: random.Random, domain: str, template: str, words: dict[str, str], topics: Sequence[str]
-) -> str:
-    """Puts words and forms of here into half of the places of `words`; returns the template to fill
-    with them, one of here in half of the cases.
+) -> tuple[str, dict[str, str]]:
+    """Template and words with half of the words, and the template in half of the cases, of here.
 
     Args:
         words: of each place of a template, the numbers n, a, b and c among them; "topic2" is a
-            place for what "topic" is. It gains the places of the templates of here.
+            place for what "topic" is.
         topics: words of the target's vocabulary.
+
+    Returns:
+        the template, and the words of its places.
     """
     numbers = {key: words[key] for key in "nabc"}
-    for place in words:
+    mixed = any_words(rng, topics, numbers)
+    for place, word in words.items():
         forms = topics if place.startswith("topic") else _FORMS.get(place.rstrip("0123456789"))
         if forms and rng.random() < 0.5:
-            words[place] = rng.choice(forms).format(**any_words(rng, topics, numbers))
-    words |= any_words(rng, topics, numbers)
+            word = rng.choice(forms).format(**any_words(rng, topics, numbers))
+        mixed[place] = word
     if domain in _TEMPLATES and rng.random() < 0.5:
         template = rng.choice(_TEMPLATES[domain])
-    return template
+    return template, mixed

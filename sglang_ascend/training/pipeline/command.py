@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sglang_ascend.bench.options import refusals
+from sglang_ascend.refusals import refusals
 from sglang_ascend.training.pipeline import options as asked
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def train_mtp(
     Example: `sglang-ascend train-mtp my-llama --out my-llama-mtp --tokens 500000`
     """
     options = {name: value for name, value in locals().items() if name not in NOT_OPTIONS}
-    with refusals(), full_disk(out):
+    with refusals(RuntimeError), full_disk(out):
         settle(options)
         report = run(out, options, threads, lambda say: _pipeline(target, out, options, say))
     served = "python -m sglang.launch_server --speculative-algorithm MTP --model-path"

@@ -53,14 +53,25 @@ def trained_layer(target: Target, *runs: Path) -> MTPLayer:
 
     Of several folders the mean: layers trained on from one start often draft better so than
     each alone (model soups, arXiv:2203.05482).
+
+    Raises:
+        FileNotFoundError: nothing was trained in a folder.
+        ValueError: what was trained there is no layer of this target.
     """
     layer = MTPLayer(target)
-    averages = [read_average(run) for run in runs]
+    state, averages = layer.state_dict(), [read_average(run) for run in runs]
+    for run, average in zip(runs, averages, strict=True):
+        if _shapes(average) != _shapes(state):
+            raise ValueError(f"{run} holds no layer for {target.folder}: name its own --target.")
     layer.load_state_dict(
-        {name: torch.stack([part[name] for part in averages]).mean(0) for name in averages[0]}
+        {name: torch.stack([average[name] for average in averages]).mean(0) for name in state}
     )
     layer.from_checkpoint(layer.to_checkpoint())
     return layer
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 @torch.no_grad()

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sglang_ascend.refusals import refusals
+
 
 def build_vocabulary(
     folder: Annotated[Path, typer.Argument(help="Checkpoint folder: tokenizer and config.json.")],
@@ -35,7 +37,7 @@ def build_vocabulary(
     from sglang_ascend.training.vocabulary.report import plot, table
     from sglang_ascend.training.vocabulary.sources import Source, parse_sources
 
-    try:
+    with refusals():
         sources = parse_sources(text)
         builder = Builder(folder)
         with tqdm(unit=" tokens", unit_scale=True, disable=None) as bar:
@@ -48,7 +50,4 @@ def build_vocabulary(
         listed = builder.write(out, counts, provenance, size)
         if svg:
             svg.write_text(plot(counts), encoding="utf-8")
-    except (ValueError, OSError) as error:
-        typer.echo(f"sglang-ascend: {error}", err=True)
-        raise typer.Exit(2) from None
     Console().print(table(counts, listed))
