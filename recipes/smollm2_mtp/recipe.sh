@@ -5,7 +5,7 @@
 # 12 GB of disk, 8 GB of memory.
 # Every command resumes where it was killed. Bitwise reproduction is not promised: the generator's
 # shards depend on where it was interrupted, and floating-point sums on the machine.
-# The artifact's layer has acceptance length 2.17 (K=3, greedy, held-out chat, non-looping; 2.09 to 2.26). It was trained
+# The artifact's layer has acceptance length 2.20 (K=3, greedy, held-out chat, non-looping; 2.12 to 2.29). It was trained
 # in eight parts, which provenance.json beside it describes; this is one run, on half as many tokens.
 set -euo pipefail
 mkdir -p "${1:?usage: recipe.sh WORK_FOLDER}"
