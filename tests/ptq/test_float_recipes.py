@@ -96,7 +96,7 @@ def test_a_recipe_s_method_is_what_solves_the_weight(nano, tmp_path):
     """Codes differ from those of rounding; and only the calibrated method depends on the seed."""
 
     def of_experts(folder: Path) -> torch.Tensor:
-        """Of all of them: one that two texts do not reach is solved without inputs."""
+        """Of all of them: two texts reach some too seldom to tell the seeds apart."""
         checkpoint = Checkpoint.open(folder)
         names = (f"model.layers.1.mlp.experts.{expert}.up_proj" for expert in range(NUM_EXPERTS))
         return torch.stack([checkpoint.weight(name).dequantize() for name in names])
@@ -109,7 +109,9 @@ def test_a_recipe_s_method_is_what_solves_the_weight(nano, tmp_path):
             Quantization(nano, recipe, out, seed, num_texts=2).run()
             found[method, seed] = of_experts(out)
     for method in ("mse", "lwc", "hqq", "qoq"):
-        assert not torch.equal(found[method, 0], found["minmax", 0]), method
+        differs = (found[method, 0] != found["minmax", 0]).flatten(1).any(1)
+        # An expert that no calibration token reached is rounded by lwc.
+        assert differs.any() if method == "lwc" else differs.all(), method
         assert torch.equal(found[method, 0], found[method, 1]) == (method != "lwc"), method
     text = METHODS.replace("qconfig:", "qconfig:\n        act: {scope: per_token, dtype: int8}")
     Quantization(nano, parse_recipe(text.replace("METHOD", "qoq"), "q"), tmp_path / "w4a8").run()
