@@ -58,16 +58,17 @@ def frequent_tokens(sequences: list[Sequence], count: int, vocab_size: int) -> T
     return totals.topk(min(count, vocab_size)).indices.sort().values
 
 
-def pass_order(sequences: list[Sequence], tokens_per_batch: int, seed: int) -> list[list[int]]:
-    """Batches of sequence indices for one pass: similar lengths together, batches shuffled."""
+def pass_order(lengths: list[int], tokens_per_batch: int, seed: int) -> list[list[int]]:
+    """Batches of indices of sequences for one pass: similar lengths together, batches shuffled."""
     generator = torch.Generator().manual_seed(seed)
-    noise = torch.rand(len(sequences), generator=generator) * 24
-    lengths = torch.tensor([len(sequence.tokens) for sequence in sequences])
+    noise = torch.rand(len(lengths), generator=generator) * 24
     batches: list[list[int]] = [[]]
-    for index in (lengths + noise).argsort().tolist():
-        width = max(int(lengths[i]) for i in [*batches[-1], index])
-        if batches[-1] and width * (len(batches[-1]) + 1) > tokens_per_batch:
+    longest = 0
+    for index in (torch.tensor(lengths) + noise).argsort().tolist():
+        longest = max(longest, lengths[index])
+        if batches[-1] and longest * (len(batches[-1]) + 1) > tokens_per_batch:
             batches.append([])
+            longest = lengths[index]
         batches[-1].append(index)
     order = torch.randperm(len(batches), generator=generator).tolist()
     return [batches[i] for i in order]
@@ -79,12 +80,17 @@ def collate(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> tuple[Tensor, Tensor, tuple]:
-    """Right-padded (tokens, hidden in `dtype`, rows) on `device`; rows index the positions whose
-    next token is trained, as `loss.chain_loss` takes them."""
+    """Right-padded (tokens, hidden in `dtype`, rows) on `device`; rows are `trained_rows`."""
     pad = torch.nn.utils.rnn.pad_sequence
     tokens = pad([sequence.tokens for sequence in sequences], batch_first=True)
     hidden = pad([sequence.hidden for sequence in sequences], batch_first=True)
     trained = pad([sequence.trained for sequence in sequences], batch_first=True)
-    trained[:, : min_position + 1] = False
-    sequence, following = (index.to(device) for index in trained.nonzero(as_tuple=True))
-    return tokens.to(device), hidden.to(device).to(dtype), (sequence, following - 1)
+    sequence, position = (index.to(device) for index in trained_rows(trained, min_position))
+    return tokens.to(device), hidden.to(device).to(dtype), (sequence, position)
+
+
+def trained_rows(trained: Tensor, min_position: int) -> tuple[Tensor, Tensor]:
+    """Sequence and position of every token from `min_position` on whose next one is trained, as
+    `loss.chain_loss` takes them; `trained` is bool [batch, length]."""
+    sequence, following = trained[:, min_position + 1 :].nonzero(as_tuple=True)
+    return sequence, following + min_position

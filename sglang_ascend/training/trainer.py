@@ -122,9 +122,10 @@ class Trainer:
         if shards != self.shards or not hasattr(self, "sequences"):
             own = [self.data / name for name in self._own(shards)]
             self.sequences: list[Sequence] = load_shards(own)
-        self.shards = shards
+        self.shards, self.num_sequences = shards, len(self.sequences)
         seed = self.config.seed * 1000 + self.pass_number
-        self.batches = pass_order(self.sequences, self.config.tokens_per_batch, seed)
+        lengths = [len(sequence.tokens) for sequence in self.sequences]
+        self.batches = pass_order(lengths, self.config.tokens_per_batch, seed)
         # Rows behind the last token are padding, of which each head may have a number of its own.
         count = self.config.loss_vocabulary
         vocab_size = min(len(self.head), len(self.draft_head))
@@ -138,9 +139,13 @@ class Trainer:
         """The ids of the softmax of one step, of every process that takes part."""
         return vocabulary
 
-    def _train_step(self) -> tuple[list[float], int]:
+    def _batch(self) -> tuple[Tensor, Tensor, tuple]:
+        """Of the next batch what `collate` makes of it."""
         batch = [self.sequences[i] for i in self.batches[self.batch_number]]
-        tokens, hidden, rows = collate(batch, self.loss.num_steps, self.dtype, self.device)
+        return collate(batch, self.loss.num_steps, self.dtype, self.device)
+
+    def _train_step(self) -> tuple[list[float], int]:
+        tokens, hidden, rows = self._batch()
         labels = tokens[rows[0], rows[1] + 1]
         vocabulary = self._joined(torch.cat([self.frequent, labels]).unique())
         heads = self.head[vocabulary], self.draft_head[vocabulary]
@@ -194,7 +199,7 @@ class Trainer:
         line = {
             "step": self.step,
             "pass": self.pass_number,
-            "sequences": len(self.sequences),
+            "sequences": self.num_sequences,
             "rows": num_rows,
             "losses": [round(value, 4) for value in losses],
             "time": round(time.time(), 1),
