@@ -80,6 +80,7 @@ def hidden_of(model, tokens: torch.Tensor) -> torch.Tensor:
 
 def written(weights: Weights, chat: ChatTokens, prompts: Path, count: int) -> Store:
     """Conversations until there are `count`, all in float32."""
+    torch.manual_seed(0)
     conversations = Conversations(weights, chat, CONFIG)
     store, queue = Store(conversations, 10_000), Prompts(prompts, torch.device("cpu"))
     while len(store.starts) < count:

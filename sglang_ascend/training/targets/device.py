@@ -43,6 +43,9 @@ def compute_device(name: str = AUTO) -> torch.device:
             f"--device {name} is not on this machine, as PyTorch {torch.__version__} sees it: pass "
             "--device cpu, or install a PyTorch for it."
         )
+    # On Hopper PyTorch prefers cuDNN, which plans an attention anew for every shape, in some 30 ms;
+    # batches of conversations have hundreds of shapes.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device(device.type, rank) if device.index is None else device
 
