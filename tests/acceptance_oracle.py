@@ -93,11 +93,15 @@ class AcceptanceOracle:
         self.reads_own_text = True
 
     def judge(
-        self, prompt: Sequence[int], output: Sequence[int], steps: Sequence[Step]
+        self,
+        prompt: Sequence[int],
+        output: Sequence[int],
+        steps: Sequence[Step],
+        num_retractions: int = 0,
     ) -> Judgement:
-        """`steps` are all those of the reply, in order."""
+        """`steps` are all those of the reply, in order; its request was retracted so often."""
         tokens = [*prompt, *output]
-        first = firsts_of(prompt, tokens, steps)
+        first = firsts_of(prompt, tokens, steps, num_retractions)
         lead, behind = self._distances(tokens, steps, first)
         judged = [
             _judge_lookup(step, tokens) if step.is_lookup else _judge_step(step, *rows)
@@ -168,14 +172,18 @@ class AcceptanceOracle:
         return torch.tensor([other if number is None else number for number, other in pairs])
 
 
-def firsts_of(prompt: Sequence[int], tokens: list[int], steps: Sequence[Step]) -> list[bool]:
+def firsts_of(
+    prompt: Sequence[int], tokens: list[int], steps: Sequence[Step], num_retractions: int
+) -> list[bool]:
     """Which steps follow a prefill: of the prompt, or of all tokens after a retraction, which gives
-    one token more. Together they must have given the whole reply."""
+    one token more, whether a step comes before the next one or not. Together they must have given
+    the whole reply."""
     retracted_at_once = steps[0].start - len(prompt)
     gaps = [after.start - before.end for before, after in pairwise(steps)]
-    assert {retracted_at_once, *gaps} <= {0, 1}, (len(prompt), steps)
+    assert min([retracted_at_once, *gaps]) >= 0, (len(prompt), steps)
+    assert sum([retracted_at_once, *gaps]) <= num_retractions, (len(prompt), steps)
     assert steps[-1].start < len(tokens) <= steps[-1].end + 1, (len(tokens), steps)
-    return [True, *(gap == 1 for gap in gaps)]
+    return [True, *(gap > 0 for gap in gaps)]
 
 
 def _judge_lookup(step: Step, tokens: list[int]) -> tuple[bool, bool, int]:

@@ -108,5 +108,8 @@ def chains_of(path: Path) -> dict[tuple[str, int], tuple[Any, ...]]:
 
 def judge(oracle: AcceptanceOracle, answers: Sequence[Answer]) -> Judgement:
     return Judgement.of_all(
-        oracle.judge(answer.prompt, answer.reply.tokens, answer.steps) for answer in answers
+        oracle.judge(
+            answer.prompt, answer.reply.tokens, answer.steps, answer.reply.meta["num_retractions"]
+        )
+        for answer in answers
     )
