@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from safetensors.torch import load_file, save_file
 from tiny_targets import WORDS, write_target
 from transformers import AutoTokenizer
@@ -45,7 +46,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
 
 @pytest.fixture(scope="module")
 def weights(target: Target) -> Weights:
-    return weights_of(target, torch.float32)
+    config = dict(target.config.fields)
+    return Weights(target.read(target.tensors), config, target.device, torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +68,6 @@ def prompts(tmp_path: Path) -> Path:
     tensors = {"tokens": words.to(torch.uint16), "lengths": lengths.to(torch.uint8)}
     save_file(tensors, tmp_path / "prompts.safetensors")
     return tmp_path / "prompts.safetensors"
-
-
-def weights_of(target: Target, dtype: torch.dtype) -> Weights:
-    tensors = target.read(target.tensors)
-    return Weights(tensors, dict(target.config.fields), target.device, dtype)
 
 
 @torch.no_grad()
@@ -149,16 +146,14 @@ def test_a_row_that_is_done_changes_nothing_more(weights, chat, prompts) -> None
 
 def test_a_loop_is_cut_where_it_began(weights, chat, prompts, monkeypatch) -> None:
     """A reply of one token over and over: its 24 last 4-grams go, and what is left is too short."""
-    conversations = Conversations(weights, chat, CONFIG.__class__(rows=2, max_length=128))
+    conversations = Conversations(weights, chat, GenerateConfig(rows=2, max_length=128))
     again = torch.full((2,), WORDS.index("x"))
     monkeypatch.setattr(conversations, "_sample", lambda hidden, user: again)
     none = torch.zeros(2, dtype=torch.bool)
     conversations.begin(torch.arange(2), *Prompts(prompts, torch.device("cpu")).take(none))
     rows = conversations.rows
-    steps = 0
     while not rows.done.all():
         conversations.step()
-        steps += 1
     # The 5th token ends the first 4-gram that was there before, the 20th the 16th.
     assert (rows.position + 2 - rows.stage_start).tolist() == [20, 20]
     assert rows.length.tolist() == [0, 0]
@@ -195,7 +190,6 @@ def test_the_command_leaves_layers_that_can_be_served(target, prompts, tmp_path)
         "prompts": prompts,
         "exclude": tmp_path / "held-out.json",
         "out": tmp_path / "out",
-        "run": tmp_path / "run",
         "rows": 16,
         "tokens": 3000,
         "train-seconds": 2,
@@ -204,7 +198,7 @@ def test_the_command_leaves_layers_that_can_be_served(target, prompts, tmp_path)
         "left-out": 5,
     }
     words = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
-    app = card.typer.Typer()
+    app = typer.Typer()
     app.command()(card.main)
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0

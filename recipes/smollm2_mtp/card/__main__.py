@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -29,8 +28,7 @@ def main(
     folder: Annotated[Path, typer.Option("--target", help="Checkpoint whose layer it starts at.")],
     prompts: Annotated[Path, typer.Option(help="What `recipes.smollm2_mtp.card.prompts` wrote.")],
     exclude: Annotated[list[Path], typer.Option(help="Evaluation prompts; repeatable.")],
-    out: Annotated[Path, typer.Option(help="Folder for layers, report and left-out replies.")],
-    run: Annotated[Path, typer.Option(help="New folder for the trainer's checkpoints.")],
+    out: Annotated[Path, typer.Option(help="New folder for layers, log and left-out replies.")],
     rows: Annotated[int, typer.Option(min=2, help="Conversations at once.")] = 4096,
     tokens: Annotated[int, typer.Option(help="Tokens to keep, prompts too.")] = 32_000_000,
     own_share: Annotated[float, typer.Option(help="Of user turns that the model writes.")] = 0.3,
@@ -44,7 +42,7 @@ def main(
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of replies and batches.")] = 0,
 ) -> None:
-    """Write conversations, then train; `out` receives the layer after each quarter of the steps."""
+    """Write conversations, then train; `out` receives the layer after each quarter of the time."""
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -74,9 +72,8 @@ def main(
         dtype="bfloat16",
     )
     layer = own_layer(target)
-    trainer = CardTrainer(target, layer, store, left_out, run, config, train_seconds)
+    trainer = CardTrainer(target, layer, store, left_out, out, config, train_seconds)
     trainer.run(partial(keep, target, out))
-    shutil.copyfile(run / "log.jsonl", out / "log.jsonl")
     report |= {"steps": trainer.step, "seconds": round(time.monotonic() - began, 1)}
     (out / "report.json").write_text(json.dumps(report))
     typer.echo(json.dumps(report))

@@ -13,12 +13,19 @@ import torch
 import torch.nn.functional as F
 
 from recipes.smollm2_mtp.card.decode import CardDecoder, Weights
-from sglang_ascend.training.generation.conversation import FORCED, REPLY, USER, ChatTokens
+from sglang_ascend.training.generation.conversation import (
+    FORCED,
+    GRAM,
+    REPEATED,
+    REPLY,
+    SHORTEST,
+    USER,
+    WINDOW,
+    ChatTokens,
+)
 from sglang_ascend.training.generation.generate import GenerateConfig
 
 Tensor = torch.Tensor
-GRAM, WINDOW, REPEATED = 4, 24, 16  # a reply loops when 16 of its last 24 4-grams are repetitions
-SHORTEST = 16  # tokens of a reply that is kept, of which a loop was cut
 
 
 @dataclass

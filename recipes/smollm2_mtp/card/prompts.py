@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from itertools import islice
 from pathlib import Path
@@ -34,7 +33,7 @@ def main(
     """Write distinct prompts in a drawn order, none that is held out."""
     tokenizer = AutoTokenizer.from_pretrained(target)
     excluded = {prompt_key(row["prompt"]) for path in exclude for row in read_prompts(path)}
-    asked = [prompt for path in requests for prompt in json.loads(path.read_text("utf-8"))]
+    asked = [row["prompt"] for path in requests for row in read_prompts(path)]
     made = templated_prompts(seed, set(excluded), vocabulary_words(tokenizer))
     distinct: dict[str, str] = {}
     for prompt in [*asked, *islice(made, templated)]:

@@ -11,6 +11,8 @@ Tensor = torch.Tensor
 
 # Who wrote a token: the template, the model as user, the model as assistant, someone else.
 FORCED, USER, REPLY, TEXT = 0, 1, 2, 3
+GRAM, WINDOW, REPEATED = 4, 24, 16  # a reply loops when 16 of its last 24 4-grams are repetitions
+SHORTEST = 16  # tokens of a reply that is kept, of which a loop was cut
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ class Conversation:
     hidden: list[Tensor] = field(default_factory=list)
     stage_start: int = 0
     seen: set[tuple[int, ...]] = field(default_factory=set)
-    repeats: deque[bool] = field(default_factory=lambda: deque(maxlen=24))
+    repeats: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     @property
     def role(self) -> int:
@@ -82,12 +84,12 @@ class Conversation:
         """Adds a token and notes whether its 4-gram occurred before in this stage."""
         self.tokens.append(token)
         self.roles.append(role)
-        if role == REPLY and len(self.tokens) - self.stage_start >= 4:
-            gram = tuple(self.tokens[-4:])
+        if role == REPLY and len(self.tokens) - self.stage_start >= GRAM:
+            gram = tuple(self.tokens[-GRAM:])
             self.repeats.append(gram in self.seen)
             self.seen.add(gram)
 
     @property
     def loops(self) -> bool:
-        """Whether 16 of the last 24 4-grams are repetitions."""
-        return sum(self.repeats) >= 16
+        """Whether `REPEATED` of the last `WINDOW` n-grams are repetitions."""
+        return sum(self.repeats) >= REPEATED

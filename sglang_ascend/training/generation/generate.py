@@ -19,6 +19,7 @@ from tqdm import tqdm
 from sglang_ascend.training.generation.conversation import (
     FORCED,
     REPLY,
+    SHORTEST,
     USER,
     ChatTokens,
     Conversation,
@@ -196,7 +197,7 @@ class Generator:
         if role == REPLY and row.loops:
             cut = len(row.tokens) - len(row.repeats)
             del row.tokens[cut:], row.roles[cut:], row.hidden[cut:]
-            return "finished" if cut - row.stage_start >= 16 else "dropped"
+            return "finished" if cut - row.stage_start >= SHORTEST else "dropped"
         if token != end:
             full = len(row.tokens) >= config.max_length or (role == REPLY and length >= limit)
             return "finished" if full else "running"
