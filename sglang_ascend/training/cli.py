@@ -70,11 +70,10 @@ def generate(
     """Let the target write user turns and replies; store tokens and hiddens. Resumable."""
     _use_threads(threads)
     from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
-    from sglang_ascend.training.generation.prompt_files import read_prompts
-    from sglang_ascend.training.generation.prompts import prompt_key
+    from sglang_ascend.training.generation.prompt_files import keys_of, read_prompts
     from sglang_ascend.training.targets.device import default_dtype
 
-    excluded = {prompt_key(row["prompt"]) for path in exclude for row in read_prompts(path)}
+    excluded = keys_of(exclude)
     own = [row["prompt"] for row in read_prompts(prompts)] if prompts else None
     target = _open(folder, device)
     dtype = dtype or default_dtype(target.device)

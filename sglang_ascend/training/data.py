@@ -55,7 +55,12 @@ def frequent_tokens(sequences: list[Sequence], count: int, vocab_size: int) -> T
     totals = torch.zeros(vocab_size, dtype=torch.long)
     for sequence in sequences:
         totals += torch.bincount(sequence.tokens, minlength=vocab_size)
-    return totals.topk(min(count, vocab_size)).indices.sort().values
+    return most_frequent(totals, count)
+
+
+def most_frequent(totals: Tensor, count: int) -> Tensor:
+    """Sorted int64 ids of the `count` largest of `totals` [vocabulary]."""
+    return totals.topk(min(count, len(totals))).indices.sort().values
 
 
 def pass_order(lengths: list[int], tokens_per_batch: int, seed: int) -> list[list[int]]:

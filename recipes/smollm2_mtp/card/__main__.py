@@ -16,8 +16,7 @@ from recipes.smollm2_mtp.card.trainer import CardTrainer
 from recipes.smollm2_mtp.card.write import check, write
 from sglang_ascend.training.export import export_layer
 from sglang_ascend.training.generation.generate import GenerateConfig
-from sglang_ascend.training.generation.prompt_files import read_prompts
-from sglang_ascend.training.generation.prompts import prompt_key
+from sglang_ascend.training.generation.prompt_files import keys_of
 from sglang_ascend.training.targets.device import compute_device
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import own_layer
@@ -50,10 +49,9 @@ def main(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     generate = GenerateConfig(rows=rows, seed=seed, own_prompt_share=own_share)
     store = write(target, tokenizer, prompts, generate, tokens, write_seconds)
-    excluded = {prompt_key(row["prompt"]) for path in exclude for row in read_prompts(path)}
     report = {
         "write_seconds": round(time.monotonic() - began, 1),
-        "not_distinct": store.drop(excluded, tokenizer.decode),
+        "not_distinct": store.drop(keys_of(exclude), tokenizer.decode),
         "distance": round(check(target, store), 4),
         "conversations": len(store.starts),
         "stored_tokens": store.used,

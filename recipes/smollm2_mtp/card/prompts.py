@@ -12,7 +12,7 @@ import typer
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from sglang_ascend.training.generation.prompt_files import read_prompts
+from sglang_ascend.training.generation.prompt_files import keys_of, read_prompts
 from sglang_ascend.training.generation.prompts import (
     prompt_key,
     templated_prompts,
@@ -32,7 +32,7 @@ def main(
 ) -> None:
     """Write distinct prompts in a drawn order, none that is held out."""
     tokenizer = AutoTokenizer.from_pretrained(target)
-    excluded = {prompt_key(row["prompt"]) for path in exclude for row in read_prompts(path)}
+    excluded = keys_of(exclude)
     asked = [row["prompt"] for path in requests for row in read_prompts(path)]
     made = templated_prompts(seed, set(excluded), vocabulary_words(tokenizer))
     distinct: dict[str, str] = {}

@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 from recipes.smollm2_mtp.card.store import Store
-from sglang_ascend.training.data import pass_order, trained_rows
+from sglang_ascend.training.data import most_frequent, pass_order, trained_rows
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
@@ -70,8 +70,8 @@ class CardTrainer(Trainer):
         seed = config.seed * 1000 + self.pass_number
         self.num_sequences = len(self.lengths)
         self.batches = pass_order(self.lengths, config.tokens_per_batch, seed)
-        counts = torch.bincount(self.store.tokens[: self.store.used], minlength=vocab_size)
-        self.frequent = counts.topk(config.loss_vocabulary).indices.sort().values
+        totals = torch.bincount(self.store.tokens[: self.store.used], minlength=vocab_size)
+        self.frequent = most_frequent(totals, config.loss_vocabulary)
 
     def _batch(self) -> tuple[Tensor, Tensor, tuple]:
         tokens, trained, hidden = self.store.padded(self.batches[self.batch_number])

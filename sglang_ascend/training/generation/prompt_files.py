@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from sglang_ascend.training.generation.prompts import prompt_key
 
 _SHAPES = 'a string, {"prompt": …, "domain": …} or {"messages": [{"role": "user", "content": …}]}'
 
@@ -22,6 +25,11 @@ def read_prompts(path: Path) -> list[dict[str, str]]:
     if not distinct:
         raise ValueError(f"{path} holds no prompt: write one a line, each {_SHAPES}.")
     return list(distinct.values())
+
+
+def keys_of(paths: Iterable[Path]) -> set[str]:
+    """`prompt_key` of every prompt of the files: what must not be generated on."""
+    return {prompt_key(row["prompt"]) for path in paths for row in read_prompts(path)}
 
 
 def _rows(path: Path) -> list[tuple[int, Any]]:
