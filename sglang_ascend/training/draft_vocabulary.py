@@ -26,10 +26,17 @@ def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int)
         shard = read_shard(path)
         if not (shard["roles"] == TEXT).any():
             counts += torch.bincount(shard["tokens"].long(), minlength=vocab_size)
+    return listed_ids(counts, special_ids, size)
+
+
+def listed_ids(counts: torch.Tensor, special_ids: list[int], size: int) -> list[int]:
+    """`size` ascending ids by how often each of the vocabulary occurs, as `frequent_ids` says."""
+    vocab_size = len(counts)
     # Ties, above all among tokens never seen, go to the lower id.
-    counts -= torch.arange(vocab_size, dtype=torch.float64) / (2 * vocab_size)
-    counts[special_ids] = float("inf")
-    return sorted(counts.topk(min(size, vocab_size)).indices.tolist())
+    scores = counts.double().cpu() - torch.arange(vocab_size) / (2 * vocab_size)
+    # A tokenizer may have tokens that its model has no row for.
+    scores[[i for i in special_ids if i < vocab_size]] = float("inf")
+    return sorted(scores.topk(min(size, vocab_size)).indices.tolist())
 
 
 def write_draft_vocabulary(folder: Path, token_ids: list[int]) -> None:

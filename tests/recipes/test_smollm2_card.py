@@ -7,6 +7,7 @@ is the oracle.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from recipes.smollm2_mtp.card.conversations import Conversations
 from recipes.smollm2_mtp.card.decode import CardDecoder, Weights, masked, paged
 from recipes.smollm2_mtp.card.store import Store
 from recipes.smollm2_mtp.card.write import Prompts, check, write
+from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
 from sglang_ascend.training.export import export
 from sglang_ascend.training.generation.conversation import FORCED, REPLY, USER, ChatTokens
 from sglang_ascend.training.generation.generate import GenerateConfig
@@ -196,6 +198,7 @@ def test_the_command_leaves_layers_that_can_be_served(target, prompts, tmp_path)
         "tokens-per-batch": 400,
         "loss-vocabulary": 8,
         "left-out": 5,
+        "list-size": 9,
     }
     words = [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
     app = typer.Typer()
@@ -210,3 +213,12 @@ def test_the_command_leaves_layers_that_can_be_served(target, prompts, tmp_path)
     assert set(layer) < set(begun)
     assert any(not torch.equal(layer[name], begun[name]) for name in layer)
     assert len(load_file(tmp_path / "out" / "left_out.safetensors")["lengths"]) == 5
+    listed = read_draft_vocabulary(tmp_path / "out", target.model_config.vocab_size)
+    assert listed is not None and len(listed) == 9
+
+
+def test_the_list_of_draft_tokens_counts_what_the_model_wrote(weights, chat, prompts) -> None:
+    store = written(weights, chat, prompts, 30)
+    tokens, trained, _ = store.padded(list(range(len(store.starts))))
+    counts = Counter(tokens[trained].tolist())
+    assert store.counts(50).tolist() == [counts[token] for token in range(50)]

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from recipes.smollm2_mtp.card.trainer import CardTrainer
 from recipes.smollm2_mtp.card.write import check, write
+from sglang_ascend.training.draft_vocabulary import listed_ids, write_draft_vocabulary
 from sglang_ascend.training.export import export_layer
 from sglang_ascend.training.generation.generate import GenerateConfig
 from sglang_ascend.training.generation.prompt_files import keys_of
@@ -37,11 +38,15 @@ def main(
     learning_rate: Annotated[float, typer.Option(help="Peak rate of AdamW.")] = 1e-3,
     muon_rate: Annotated[float, typer.Option(help="Peak rate of Muon.")] = 0.01,
     loss_vocabulary: Annotated[int, typer.Option(help="Of the softmax, beside labels.")] = 8192,
+    list_size: Annotated[int, typer.Option(help="Tokens that drafts may be.")] = 3072,
     left_out: Annotated[int, typer.Option(help="Conversations, the last, not trained on.")] = 512,
     device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of replies and batches.")] = 0,
 ) -> None:
-    """Write conversations, then train; `out` receives the layer after each quarter of the time."""
+    """Write conversations, then train; `out` receives the layer after each quarter of the time.
+
+    Beside it lies the list of draft tokens: those that the target wrote most.
+    """
     torch.manual_seed(seed)
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -59,6 +64,8 @@ def main(
     }
     typer.echo(json.dumps(report))
     store.save(len(store.starts) - left_out, out / "left_out.safetensors")
+    counts = store.counts(target.model_config.vocab_size)
+    write_draft_vocabulary(out, listed_ids(counts, tokenizer.all_special_ids, list_size))
     config = TrainConfig(
         tokens_per_batch=tokens_per_batch,
         learning_rate=learning_rate,

@@ -61,6 +61,11 @@ class Store:
         """Tokens that the model wrote."""
         return int(self.roles[: self.used].count_nonzero())
 
+    def counts(self, vocab_size: int) -> Tensor:
+        """int64 [vocab_size]: how often the model wrote each token."""
+        written = self.tokens[: self.used][self.roles[: self.used] != 0]
+        return torch.bincount(written, minlength=vocab_size)
+
     def drop(self, excluded: set[str], decode) -> int:
         """Forgets conversations whose first user turn the model wrote and that is in `excluded` or
         was there before; how many."""
