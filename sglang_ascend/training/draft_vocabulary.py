@@ -11,6 +11,7 @@ from sglang_ascend.speculative.vocabulary.file import FILE_NAME
 from sglang_ascend.training.data import shard_paths
 from sglang_ascend.training.generation.conversation import TEXT
 from sglang_ascend.training.generation.shards import read_shard
+from sglang_ascend.training.vocabulary.rankings import ranking
 
 
 def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int) -> list[int]:
@@ -21,7 +22,7 @@ def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int)
     Raises:
         FileNotFoundError: no shard in `data`.
     """
-    counts = torch.zeros(vocab_size, dtype=torch.float64)
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
     for path in shard_paths(data):
         shard = read_shard(path)
         if not (shard["roles"] == TEXT).any():
@@ -31,12 +32,10 @@ def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int)
 
 def listed_ids(counts: torch.Tensor, special_ids: list[int], size: int) -> list[int]:
     """`size` ascending ids by how often each of the vocabulary occurs, as `frequent_ids` says."""
-    vocab_size = len(counts)
-    # Ties, above all among tokens never seen, go to the lower id.
-    scores = counts.double().cpu() - torch.arange(vocab_size) / (2 * vocab_size)
     # A tokenizer may have tokens that its model has no row for.
-    scores[[i for i in special_ids if i < vocab_size]] = float("inf")
-    return sorted(scores.topk(min(size, vocab_size)).indices.tolist())
+    special = {i for i in special_ids if i < len(counts)}
+    others = [i for i in ranking(counts.numpy(force=True)).tolist() if i not in special]
+    return sorted([*special, *others][:size])
 
 
 def write_draft_vocabulary(folder: Path, token_ids: list[int]) -> None:

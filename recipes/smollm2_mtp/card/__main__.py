@@ -54,17 +54,17 @@ def main(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     generate = GenerateConfig(rows=rows, seed=seed, own_prompt_share=own_share)
     store = write(target, tokenizer, prompts, generate, tokens, write_seconds)
+    counts = store.counts(target.config.size("vocab_size"))
     report = {
         "write_seconds": round(time.monotonic() - began, 1),
         "not_distinct": store.drop(keys_of(exclude), tokenizer.decode),
         "distance": round(check(target, store), 4),
         "conversations": len(store.starts),
         "stored_tokens": store.used,
-        "sampled_tokens": store.sampled(),
+        "sampled_tokens": int(counts.sum()),
     }
     typer.echo(json.dumps(report))
     store.save(len(store.starts) - left_out, out / "left_out.safetensors")
-    counts = store.counts(target.model_config.vocab_size)
     write_draft_vocabulary(out, listed_ids(counts, tokenizer.all_special_ids, list_size))
     config = TrainConfig(
         tokens_per_batch=tokens_per_batch,

@@ -57,10 +57,6 @@ class Store:
             self.used += size
         return True
 
-    def sampled(self) -> int:
-        """Tokens that the model wrote."""
-        return int(self.roles[: self.used].count_nonzero())
-
     def counts(self, vocab_size: int) -> Tensor:
         """int64 [vocab_size]: how often the model wrote each token."""
         written = self.tokens[: self.used][self.roles[: self.used] != 0]
