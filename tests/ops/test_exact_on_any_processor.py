@@ -14,6 +14,7 @@ import sys
 
 import pytest
 import torch
+from processors import HASWELL
 
 from sglang_ascend.ops.quantized import fbgemm, integer, probe
 
@@ -51,7 +52,6 @@ print(json.dumps({
     "onednn": probe.largest_error(integer.prepare_integer, saturating),
 }))
 """
-HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+avx,+sse4.2"}
 LIMITS = {
     "none": {},
     "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},

@@ -3,8 +3,14 @@
 The oracle is the product in float64.
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from processors import HASWELL, without
 
 from sglang_ascend.ops import linear
 from sglang_ascend.ops.linear import numba, onednn
@@ -118,20 +124,54 @@ def test_bf16_is_multiplied_in_float32_where_onednn_does_not_multiply_it(monkeyp
         assert not differences(linear.linear(x, prepared, bias), x, weight, bias).any()
 
 
+# Pairs of bfloat16 need AVX512-BF16, which not every processor with AVX-512 has.
+@pytest.mark.parametrize(
+    "processor", [HASWELL, without("avx512bf16")], ids=["no AVX-512", "no AVX512-BF16"]
+)
+def test_bfloat16_is_multiplied_without_products_of_pairs_too(processor, tmp_path):
+    program = (
+        "import torch, sys; sys.path[:0] = ['tests', 'tests/ops']\n"
+        "from test_linear import differences, draw\n"
+        "from sglang_ascend.ops.linear import numba\n"
+        "assert not numba.HAS_PAIRS\n"
+        "for sizes in (7, 5), (576, 1536), (38, 4097):\n"
+        "    for rows in 1, 2:\n"
+        "        x, weight, bias = draw(rows, sizes, torch.bfloat16)\n"
+        "        prepared = numba.prepare(weight)\n"
+        "        result = numba.linear(x, prepared, bias)\n"
+        "        assert not differences(result, x, weight, bias).any(), (sizes, rows)\n"
+    )
+    environment = {**os.environ, **processor, "NUMBA_CACHE_DIR": str(tmp_path)}
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=root)
+
+
+# Of a weight's rows, and of the input.
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.bfloat16),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("num_threads", [1, 2])
 @SIZES
-def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(sizes, num_threads, threads_of):
+def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(
+    sizes, num_threads, dtypes, threads_of
+):
     threads_of(num_threads)
-    for is_narrow in (True, False):
-        x, weight, bias = draw(16, sizes)
-        weight = weight.bfloat16().float() if is_narrow else weight
-        prepared = numba.prepare(weight)
-        assert prepared.rows is not None
-        assert prepared.rows.dtype == (torch.bfloat16 if is_narrow else torch.float32)
-        together = numba.linear(x, prepared, bias)
-        for rows in (1, 3, 4, 7):
-            parts = [numba.linear(part, prepared, bias) for part in x.split(rows)]
-            assert torch.equal(torch.cat(parts), together)
+    of_rows, of_input = dtypes
+    x, weight, bias = (one.to(of_input) for one in draw(16, sizes))
+    prepared = numba.prepare(weight.to(of_rows).to(of_input))
+    assert prepared.rows is not None and prepared.packed is not None
+    assert prepared.rows.dtype == of_rows
+    x = x[: numba.MOST_ROWS[prepared.packed.dtype]]
+    together = numba.linear(x, prepared, bias)
+    for rows in (1, 3, 4, 7):
+        parts = [numba.linear(part, prepared, bias) for part in x.split(rows)]
+        assert torch.equal(torch.cat(parts), together)
 
 
 def test_a_sum_in_another_order_has_other_bits():

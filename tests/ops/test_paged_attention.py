@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from paged_batch import Batch, agrees, attend_by_loops, uniform_batch
+from processors import HASWELL
 
 from sglang_ascend.ops.attention import torch as body
 from sglang_ascend.ops.dispatch import REFERENCE
@@ -202,9 +203,6 @@ def test_the_oracle_agrees_with_a_softmax_done_by_hand():
     key = torch.tensor([[[0.0]], [[math.log(3)]]])
     value = torch.tensor([[[8.0]], [[4.0]]])
     assert attend_by_loops([query], [key], [value], [1], 1.0).item() == pytest.approx(5.0)
-
-
-HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+avx,+sse4.2"}
 
 
 def test_compiled_for_another_processor_it_is_the_same_attention(tmp_path):

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 from launched_server import Reply, greedy
+from processors import HASWELL
 from quantized_checkpoints import Write
 from server_pairs import TEST_TIMEOUT_S, plain_and_mtp
 from server_pool import ServerPool
 from serving_prompts import lossless_mix
 
 NEW_TOKENS = 32
-HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+avx,+sse4.2"}
 LIMITS = {
     "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2"},
     "AVX512_CORE": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},

@@ -1,4 +1,4 @@
-"""Products of a few rows on CPU, in float32: memory is read once, and no wider than it must be.
+"""Products of a few rows on CPU, summed in float32: memory is read once, no wider than it must be.
 
 At the rows of a decode step a product takes the time that its weights take to arrive. A float32
 weight whose values are all bfloat16's, as those of a checkpoint in bfloat16 are, is read as
@@ -18,8 +18,10 @@ import torch
 
 from sglang_ascend.ops.linear import onednn
 from sglang_ascend.ops.linear.numba_dots import (
+    HAS_PAIRS,
     INPUTS,
     WEIGHTS,
+    columns_of_vector,
     dots_of_four_inputs,
     dots_of_input,
     dots_of_pair,
@@ -27,12 +29,11 @@ from sglang_ascend.ops.linear.numba_dots import (
     dots_of_two_inputs,
 )
 from sglang_ascend.ops.linear.reference import PreparedWeight
-from sglang_ascend.ops.numba_floats import array_at, widen
+from sglang_ascend.ops.numba_floats import array_at, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
-from sglang_ascend.ops.numba_vectors import LANES
 
-# Beyond these oneDNN's blocks of a packed weight are as fast, of bfloat16 sooner.
-MOST_ROWS = {torch.float32: 16, torch.bfloat16: 2}
+# Beyond these oneDNN's blocks of a packed weight are as fast, by the dtype that it multiplies.
+MOST_ROWS = {torch.float32: 16, torch.bfloat16: 6 if HAS_PAIRS else 2}
 # Rows of weights that a thread takes at a time.
 PART = 32
 
@@ -68,10 +69,9 @@ def linear(
     if not _are_few(x, weight):
         return onednn.linear_packed(x, weight, bias)
     assert weight.rows is not None
-    inputs, (out, width) = x.float().contiguous(), weight.rows.shape
+    inputs, (out, width) = x.contiguous(), weight.rows.shape
     bias = None if bias is None else bias.detach().float()
-    output = torch.empty(*x.shape[:-1], out)
-    work: Any = _work_bfloat16 if weight.rows.dtype == torch.bfloat16 else _work_float32
+    output = x.new_empty(*x.shape[:-1], out)
     _multiply(
         weight.rows.data_ptr(),
         width * weight.rows.element_size(),
@@ -81,11 +81,11 @@ def linear(
         inputs.numel() // width,
         0 if bias is None else bias.data_ptr(),
         output.data_ptr(),
-        work.address,
+        _WORK[weight.rows.dtype, x.dtype].address,
         parallel_region(),
         num_threads(),
     )
-    return output if x.dtype == torch.float32 else output.to(x.dtype)
+    return output
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -97,67 +97,89 @@ def _multiply(weights, of_row, out, width, inputs, num_rows, bias, output, work,
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _work(address, element):
+def _work(address, of_weight, of_input):
     """One thread's share: parts of the rows of weights, as they come."""
     job = array_at(address, (9,), np.int64(0))
     _, weights, of_row, out, width, inputs, num_rows, bias, output = job
+    sums = np.empty((num_rows, PART), np.float32)
+    rows = array_at(inputs, (num_rows, width), of_input)
+    results = array_at(output, (num_rows, out), of_input)
+    biases = array_at(bias, (out,), np.float32(0))
     while True:
         n = take(address, PART)
         if n >= out:
             return
-        count = min(PART, out - n)
-        part = weights + n * of_row
-        _dots(part, of_row, count, width, inputs, num_rows, output + 4 * n, out, element)
-        _add_rest(part, count, width, inputs, num_rows, bias, output, n, out, element)
+        count, part = min(PART, out - n), weights + n * of_row
+        _sum_vectors(part, of_row, count, rows, of_weight, of_input, sums)
+        _sum_rest(part, count, rows, of_weight, of_input, sums)
+        for row in range(num_rows):
+            if bias:
+                for w in range(count):
+                    results[row, n + w] = narrow(sums[row, w] + biases[n + w], of_input)
+            else:
+                for w in range(count):
+                    results[row, n + w] = narrow(sums[row, w], of_input)
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _dots(weights, of_row, count, width, inputs, num_rows, output, out, element):
+def _sum_vectors(weights, of_row, count, inputs, of_weight, of_input, sums):
     """Of the columns that fill vectors: rows of weights that are in a cache, times all inputs."""
-    n = 0
+    n, (num_rows, width), stride = 0, inputs.shape, sums.shape[1]
     while n < count:
         num_weights, row = (WEIGHTS if n + WEIGHTS <= count else 1), 0
         while row < num_rows:
             num_inputs = min(INPUTS, num_rows - row) if num_weights == WEIGHTS else 1
-            x, at = inputs + 4 * row * width, output + 4 * (row * out + n)
+            x = inputs.ctypes.data + row * width * inputs.itemsize
+            at = sums.ctypes.data + 4 * (row * stride + n)
             if num_weights == 1:
-                dots_of_pair(element, weights, x, width, at, out)
+                dots_of_pair(of_weight, of_input, weights, x, width, at, stride)
             elif num_inputs == 1:
-                dots_of_input(element, weights, x, width, at, out)
+                dots_of_input(of_weight, of_input, weights, x, width, at, stride)
             elif num_inputs == 2:
-                dots_of_two_inputs(element, weights, x, width, at, out)
+                dots_of_two_inputs(of_weight, of_input, weights, x, width, at, stride)
             elif num_inputs == 3:
-                dots_of_three_inputs(element, weights, x, width, at, out)
+                dots_of_three_inputs(of_weight, of_input, weights, x, width, at, stride)
             else:
-                dots_of_four_inputs(element, weights, x, width, at, out)
+                dots_of_four_inputs(of_weight, of_input, weights, x, width, at, stride)
             row += num_inputs
         weights += num_weights * of_row
         n += num_weights
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _add_rest(weights, count, width, inputs, num_rows, bias, output, n, out, element):
-    """The columns behind the vectors, and the bias, to columns n.. of the output."""
-    start = width // LANES * LANES
-    if start == width and not bias:
+def _sum_rest(weights, count, inputs, of_weight, of_input, sums):
+    """Adds the columns behind the vectors."""
+    (num_rows, width), columns = inputs.shape, columns_of_vector(of_weight, of_input)
+    start = width // columns * columns
+    if start == width:
         return
-    matrix = array_at(weights, (count, width), element)
-    rows = array_at(inputs, (num_rows, width), np.float32(0))
-    sums = array_at(output, (num_rows, out), np.float32(0))
-    biases = array_at(bias, (out,), np.float32(0))
+    matrix = array_at(weights, (count, width), of_weight)
     for row in range(num_rows):
         for w in range(count):
-            total = sums[row, n + w]
+            total = sums[row, w]
             for i in range(start, width):
-                total += widen(matrix[w, i]) * rows[row, i]
-            sums[row, n + w] = total + biases[n + w] if bias else total
+                total += widen(matrix[w, i]) * widen(inputs[row, i])
+            sums[row, w] = total
 
 
 @numba.cfunc("void(intp)", cache=True)
-def _work_float32(job):
-    _work(job, np.float32(0))
+def _float32_by_float32(job):
+    _work(job, np.float32(0), np.float32(0))
 
 
 @numba.cfunc("void(intp)", cache=True)
-def _work_bfloat16(job):
-    _work(job, np.uint16(0))
+def _bfloat16_by_float32(job):
+    _work(job, np.uint16(0), np.float32(0))
+
+
+@numba.cfunc("void(intp)", cache=True)
+def _bfloat16_by_bfloat16(job):
+    _work(job, np.uint16(0), np.uint16(0))
+
+
+# By the dtypes of a weight's rows and of the input.
+_WORK: dict[tuple[torch.dtype, torch.dtype], Any] = {
+    (torch.float32, torch.float32): _float32_by_float32,
+    (torch.bfloat16, torch.float32): _bfloat16_by_float32,
+    (torch.bfloat16, torch.bfloat16): _bfloat16_by_bfloat16,
+}

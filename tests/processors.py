@@ -1,0 +1,18 @@
+"""Other processors than this one, that a process of its own can be made to compile for."""
+
+from __future__ import annotations
+
+import llvmlite.binding
+
+# Numba's: 256-bit vectors, and neither integer nor bfloat16 products.
+HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+avx,+sse4.2"}
+
+
+def without(feature: str) -> dict[str, str]:
+    """This processor without one of LLVM's features."""
+    features = dict(llvmlite.binding.get_host_cpu_features())
+    flags = [f"{'+' if has and name != feature else '-'}{name}" for name, has in features.items()]
+    return {
+        "NUMBA_CPU_NAME": llvmlite.binding.get_host_cpu_name(),
+        "NUMBA_CPU_FEATURES": ",".join(flags),
+    }
