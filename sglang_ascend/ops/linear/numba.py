@@ -22,11 +22,8 @@ from sglang_ascend.ops.linear.numba_dots import (
     INPUTS,
     WEIGHTS,
     columns_of_vector,
-    dots_of_four_inputs,
-    dots_of_input,
-    dots_of_pair,
-    dots_of_three_inputs,
-    dots_of_two_inputs,
+    dots_of_weight,
+    dots_of_weights,
 )
 from sglang_ascend.ops.linear.reference import PreparedWeight
 from sglang_ascend.ops.numba_floats import array_at, narrow, widen
@@ -126,22 +123,15 @@ def _sum_vectors(weights, of_row, count, inputs, of_weight, of_input, sums):
     """Of the columns that fill vectors: rows of weights that are in a cache, times all inputs."""
     n, (num_rows, width), stride = 0, inputs.shape, sums.shape[1]
     while n < count:
-        num_weights, row = (WEIGHTS if n + WEIGHTS <= count else 1), 0
-        while row < num_rows:
-            num_inputs = min(INPUTS, num_rows - row) if num_weights == WEIGHTS else 1
+        num_weights = WEIGHTS if n + WEIGHTS <= count else 1
+        for row in range(0, num_rows, INPUTS):
+            num_inputs = min(INPUTS, num_rows - row)
             x = inputs.ctypes.data + row * width * inputs.itemsize
             at = sums.ctypes.data + 4 * (row * stride + n)
-            if num_weights == 1:
-                dots_of_pair(of_weight, of_input, weights, x, width, at, stride)
-            elif num_inputs == 1:
-                dots_of_input(of_weight, of_input, weights, x, width, at, stride)
-            elif num_inputs == 2:
-                dots_of_two_inputs(of_weight, of_input, weights, x, width, at, stride)
-            elif num_inputs == 3:
-                dots_of_three_inputs(of_weight, of_input, weights, x, width, at, stride)
+            if num_weights == WEIGHTS:
+                dots_of_weights(of_weight, of_input, weights, x, num_inputs, width, at, stride)
             else:
-                dots_of_four_inputs(of_weight, of_input, weights, x, width, at, stride)
-            row += num_inputs
+                dots_of_weight(of_weight, of_input, weights, x, num_inputs, width, at, stride)
         weights += num_weights * of_row
         n += num_weights
 

@@ -9,7 +9,7 @@ Numba's cache does not look in here: remove ``__pycache__`` of the kernels after
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 from numba import types
@@ -27,9 +27,9 @@ from sglang_ascend.ops.numba_vectors import (
     sum_of_each,
 )
 
-# Rows of weights that are multiplied at once with up to four of the input: as many sums as hide the
-# latency of an addition and leave registers.
-WEIGHTS, INPUTS = 2, 4
+# Rows of weights that are multiplied at once with up to INPUTS of the input: as many sums as hide
+# the latency of an addition and leave registers, of which AVX-512 has 32.
+WEIGHTS, INPUTS = 2, 8 if LANES == 16 else 4
 BYTES_AHEAD = 4096
 INT32 = ir.IntType(32)
 HAS_PAIRS = has_features("avx512bf16")
@@ -50,71 +50,93 @@ def _columns_of_vector(of_weight, of_input):
     return lambda of_weight, of_input: columns
 
 
-def _dots(num_weights: int, num_inputs: int) -> Any:
-    """(element of a weight, of an input, weights, inputs, columns, totals, floats from row to row):
-    writes totals[input, weight]. Weights, inputs and totals are addresses, of contiguous rows.
+def _dots(num_weights: int) -> Any:
+    """(element of a weight, of an input, weights, inputs, number of these, columns, totals, floats
+    from row to row): writes totals[input, weight]. Weights, inputs and totals are addresses, of
+    contiguous rows.
 
-    A sum is made in one order whatever ``num_weights`` and ``num_inputs`` are.
+    A sum is made in one order whatever the numbers of weights and inputs are.
     """
 
     @intrinsic
-    def dots(typingctx, of_weight, of_input, weights, inputs, columns, totals, stride):
-        are_pairs = _are_pairs(of_weight, of_input)
-        at_once = 2 * LANES if are_pairs else LANES
-
+    def dots(typingctx, of_weight, of_input, weights, inputs, num_inputs, columns, totals, stride):
         def codegen(context, builder, signature, arguments):
-            weights, inputs, columns, totals, stride = arguments[2:]
-
-            def of_type(number):
-                return ir.Constant(columns.type, number)
-
-            def bytes_of(element, count):
-                return builder.mul(count, of_type(element.bitwidth // 8))
-
-            def rows_at(address, element, number):
-                of_row = bytes_of(element, columns)
-                return [
-                    builder.add(address, builder.mul(of_row, of_type(i))) for i in range(number)
-                ]
-
-            zero = ir.Constant(VECTOR, [0.0] * LANES)
-            places = [(w, x) for w in range(num_weights) for x in range(num_inputs)]
-            sums = {place: cgutils.alloca_once_value(builder, zero) for place in places}
-            weight_rows = rows_at(weights, of_weight, num_weights)
-            input_rows = rows_at(inputs, of_input, num_inputs)
-            with cgutils.for_range(builder, builder.sdiv(columns, of_type(at_once))) as loop:
-                column = builder.mul(loop.index, of_type(at_once))
-                at_weight, at_input = (bytes_of(one, column) for one in (of_weight, of_input))
-                multiplied = []
-                for row in weight_rows:
-                    address = builder.add(row, at_weight)
-                    prefetch(builder, address, BYTES_AHEAD)
-                    multiplied.append(_operand(builder, address, of_weight, are_pairs))
-                for x, row in enumerate(input_rows):
-                    values = _operand(builder, builder.add(row, at_input), of_input, are_pairs)
-                    for w, weight in enumerate(multiplied):
-                        total = _add_products(builder, builder.load(sums[w, x]), weight, values)
-                        builder.store(total, sums[w, x])
-            for x in range(num_inputs):
-                of_one = [builder.load(sums[w, x]) for w in range(num_weights)]
-                total = sum_of_each(builder, [*of_one, zero, zero, zero][:FOUR], builder.fadd)
-                mask = ir.Constant(ir.VectorType(INT32, num_weights), [*range(num_weights)])
-                total = builder.shuffle_vector(total, total, mask)
-                place = builder.add(totals, builder.mul(stride, of_type(4 * x)))
-                at = builder.inttoptr(place, total.type.as_pointer())
-                builder.store(total, at).align = 4
+            weights, inputs, num_inputs, columns, totals, stride = arguments[2:]
+            weight_rows = _rows(builder, weights, of_weight, columns)
+            input_rows = _rows(builder, inputs, of_input, columns)
+            for count in range(1, INPUTS + 1):
+                is_count = builder.icmp_signed("==", num_inputs, _number(num_inputs, count))
+                with builder.if_then(is_count):
+                    rows = weight_rows[:num_weights], input_rows[:count]
+                    _multiply(builder, *rows, columns, totals, stride)
             return context.get_dummy_value()
 
-        return types.void(of_weight, of_input, *[types.intp] * 5), codegen
+        return types.void(of_weight, of_input, *[types.intp] * 6), codegen
 
     return dots
 
 
-def _operand(builder: Any, address: Any, element: Any, are_pairs: bool) -> Any:
+class _Row(NamedTuple):
+    """In compiled code."""
+
+    address: Any
+    element: Any
+
+
+def _number(like: Any, value: int) -> Any:
+    return ir.Constant(like.type, value)
+
+
+def _bytes(builder: Any, element: Any, count: Any) -> Any:
+    return builder.mul(count, _number(count, element.bitwidth // 8))
+
+
+def _rows(builder: Any, address: Any, element: Any, columns: Any) -> list[_Row]:
+    of_row = _bytes(builder, element, columns)
+    starts = [builder.mul(of_row, _number(columns, i)) for i in range(INPUTS)]
+    return [_Row(builder.add(address, start), element) for start in starts]
+
+
+def _multiply(
+    builder: Any,
+    weights: list[_Row],
+    inputs: list[_Row],
+    columns: Any,
+    totals: Any,
+    stride: Any,
+) -> None:
+    are_pairs = _are_pairs(weights[0].element, inputs[0].element)
+    at_once = _number(columns, 2 * LANES if are_pairs else LANES)
+    zero = ir.Constant(VECTOR, [0.0] * LANES)
+    sums = [[cgutils.alloca_once_value(builder, zero) for _ in weights] for _ in inputs]
+    with cgutils.for_range(builder, builder.sdiv(columns, at_once)) as loop:
+        column = builder.mul(loop.index, at_once)
+        of_weights = [_operand(builder, row, column, are_pairs, True) for row in weights]
+        for row, of_input in zip(inputs, sums, strict=True):
+            values = _operand(builder, row, column, are_pairs)
+            for weight, held in zip(of_weights, of_input, strict=True):
+                total = _add_products(builder, builder.load(held), weight, values)
+                builder.store(total, held)
+    for x, of_input in enumerate(sums):
+        vectors = [*map(builder.load, of_input), zero, zero, zero]
+        total = sum_of_each(builder, vectors[:FOUR], builder.fadd)
+        mask = ir.Constant(ir.VectorType(INT32, len(weights)), [*range(len(weights))])
+        total = builder.shuffle_vector(total, total, mask)
+        place = builder.add(totals, builder.mul(stride, _number(stride, 4 * x)))
+        at = builder.inttoptr(place, total.type.as_pointer())
+        builder.store(total, at).align = 4
+
+
+def _operand(
+    builder: Any, row: _Row, column: Any, are_pairs: bool, asks_ahead: bool = False
+) -> Any:
     """Of a row, as it is multiplied: pairs of bfloat16, or float32."""
+    address = builder.add(row.address, _bytes(builder, row.element, column))
+    if asks_ahead:
+        prefetch(builder, address, BYTES_AHEAD)
     if are_pairs:
         return load(builder, address, PAIRS)
-    return load_widened(builder, address, VECTOR, element == types.uint16)
+    return load_widened(builder, address, VECTOR, row.element == types.uint16)
 
 
 def _add_products(builder: Any, total: Any, weight: Any, values: Any) -> Any:
@@ -128,8 +150,5 @@ def _add_products(builder: Any, total: Any, weight: Any, values: Any) -> Any:
 
 
 # Called as the intrinsics that they make in compiled code.
-dots_of_four_inputs: Any = _dots(WEIGHTS, 4)
-dots_of_three_inputs: Any = _dots(WEIGHTS, 3)
-dots_of_two_inputs: Any = _dots(WEIGHTS, 2)
-dots_of_input: Any = _dots(WEIGHTS, 1)
-dots_of_pair: Any = _dots(1, 1)
+dots_of_weights: Any = _dots(WEIGHTS)
+dots_of_weight: Any = _dots(1)
