@@ -21,8 +21,7 @@ BY_TORCH = {
     for name in ("paged_gqa", "paged_gqa_ragged", "paged_mla", "paged_mla_ragged")
 }
 ON_CPU = {
-    "attention.paged_gqa": "numba",
-    "attention.paged_mla": "numba",
+    **dict.fromkeys(BY_TORCH, "numba"),
     "chain.extend_context": "numba",
     "chain.look_up": "numba",
     "chain.place_draft_decode": "numba",

@@ -4,6 +4,7 @@ The oracle is nested loops in float64 over each request's own keys; the op sees 
 scattered over shuffled pages of a pool whose other slots are poisoned.
 """
 
+import copy
 import math
 import os
 import subprocess
@@ -25,8 +26,7 @@ QUERY_LENS = pytest.mark.parametrize("query_len", [1, 2, 4, 16])
 # Triton's interpreter is slow: test_triton_attention.py has lengths that it can be asked for.
 BY_TORCH = [REFERENCE, "torch"]
 BODIES_ON_CPU = [*BY_TORCH, "numba"]
-NAMES = pytest.mark.parametrize("name", BY_TORCH)
-UNIFORM_NAMES = pytest.mark.parametrize("name", BODIES_ON_CPU)
+NAMES = pytest.mark.parametrize("name", BODIES_ON_CPU)
 # heads, key heads, dim: groups of 1, 3 and 8 heads; dims of whole vectors, and not.
 GQA_SHAPES = pytest.mark.parametrize(
     "shape", [(4, 4, 16), (9, 3, 64), (8, 1, 32), (6, 2, 72)], ids=str
@@ -42,7 +42,7 @@ PREFILL = {"query_lens": [1, 5, 3, 1, 16, 33], "kv_lens": [1, 5, 10, 40, 129, 33
 @QUERY_LENS
 @GQA_SHAPES
 @DTYPES
-@UNIFORM_NAMES
+@NAMES
 def test_gqa_rows_are_the_softmax_over_the_keys_before_them(
     name, shape, query_len, page_size, dtype
 ):
@@ -50,7 +50,7 @@ def test_gqa_rows_are_the_softmax_over_the_keys_before_them(
     assert agrees(batch.gqa(name), batch.expected())
 
 
-@UNIFORM_NAMES
+@NAMES
 @DTYPES
 @PAGE_SIZES
 @QUERY_LENS
@@ -80,7 +80,7 @@ def test_mla_prefill_attends_to_the_prefix_and_to_itself(name, shape, page_size,
     assert agrees(batch.mla_ragged(name), batch.expected())
 
 
-@NAMES
+@pytest.mark.parametrize("name", BY_TORCH)
 @PAGE_SIZES
 def test_the_rope_parts_may_be_tensors_of_their_own(name, page_size):
     decode = uniform_batch((6, 80, 32), 4, page_size, torch.float32, mla=True)
@@ -89,7 +89,7 @@ def test_the_rope_parts_may_be_tensors_of_their_own(name, page_size):
     assert agrees(prefill.mla_ragged(name, apart=True), prefill.expected())
 
 
-@pytest.mark.parametrize("name", BODIES_ON_CPU)
+@NAMES
 def test_the_querys_rope_part_alone_may_be_a_tensor_of_its_own(name):
     batch = uniform_batch((6, 80, 32), 4, 16, torch.float32, mla=True)
     assert agrees(batch.mla(name=name, query_apart=True), batch.expected())
@@ -110,6 +110,17 @@ def test_long_and_short_contexts_share_a_batch(query_len, page_size):
 def test_a_long_prompt_is_prefilled_in_chunks(name):
     batch = Batch((3, 1, 16), [300, 2], [1400, 1500], 16, torch.float32)
     assert agrees(batch.gqa_ragged(name), batch.expected())
+
+
+def test_a_prompt_has_the_same_bits_whatever_prompts_are_beside_it():
+    """One that PyTorch attends to, and one that it does not."""
+    batch = Batch((9, 3, 64), [130, 7], [130, 20], 1, torch.bfloat16)
+    together = batch.gqa_ragged("numba")
+    for i, rows in enumerate(together.split(batch.query_lens)):
+        alone = copy.copy(batch)
+        alone.queries, alone.table = batch.queries[i : i + 1], batch.table[i : i + 1]
+        alone.query_lens, alone.kv_lens = batch.query_lens[i : i + 1], batch.kv_lens[i : i + 1]
+        assert torch.equal(alone.gqa_ragged("numba"), rows)
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 5, 8, 9, 33, 41])
@@ -158,7 +169,7 @@ def test_a_mask_off_by_one_would_be_seen(query_len, ahead, monkeypatch):
     assert not agrees(mla.mla(name="torch"), mla.expected())
 
 
-@UNIFORM_NAMES
+@NAMES
 @DTYPES
 @QUERY_LENS
 def test_a_key_too_few_would_be_seen(query_len, dtype, name):
