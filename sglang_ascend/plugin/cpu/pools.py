@@ -18,10 +18,17 @@ class EmulationMHAPool(MHATokenToKVPool):
         self.v_buffer = [_zeros(v_shape, self.store_dtype) for _ in range(self.layer_num)]
 
 
+# Of x86 and of most ARM systems.
+HUGE_PAGE = 2 << 20
+
+
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Zeroed memory that the host provides page by page as slots are first used.
 
-    ``torch.zeros`` writes all of it: 10 s of a server's start for 3 GB of slots.
+    ``torch.zeros`` writes all of it: 10 s of a server's start for 3 GB of slots. Where a huge page
+    begins the host provides thousands of slots at once (NumPy asks for these), not ten.
     """
     num_bytes = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
+    held = np.zeros(num_bytes + HUGE_PAGE, np.uint8)
+    start = -held.ctypes.data % HUGE_PAGE
+    return torch.from_numpy(held[start : start + num_bytes]).view(dtype).view(shape)
