@@ -67,7 +67,6 @@ def make_lookups(num_steps: int, target_worker: Any) -> RequestLookups | None:
     if asked == 0:
         return None
     most_drafts = max(asked, num_steps)
-    runner = target_worker.model_runner
-    num_rows, max_len = runner.req_to_token_pool.req_to_token.shape
-    drafts = LookupDrafts(num_rows, max_len, most_drafts, runner.device)
+    num_rows, max_len = target_worker.model_runner.req_to_token_pool.req_to_token.shape
+    drafts = LookupDrafts(num_rows, max_len, most_drafts)
     return RequestLookups(drafts, make_lookup_counts(most_drafts))

@@ -25,6 +25,11 @@ class Choice:
     kept: float  # drafts of them that are expected to be kept, of one on average
 
 
+def none_chosen(batch_size: int) -> Choice:
+    """Chains of the MTP layer alone."""
+    return Choice(torch.zeros(batch_size, dtype=torch.bool), 0, 0.0)
+
+
 def widths(num_mtp_drafts: int, most_drafts: int) -> list[int]:
     """Lengths that a lookup may have: few, so that each is soon measured."""
     least = max(1, num_mtp_drafts)
@@ -58,7 +63,7 @@ def choose_chains(
         if chosen[width - 1] and value >= most:
             best, most = width, value
     if best == 0:
-        return Choice(torch.zeros_like(is_better[:, 0]), 0, 0.0)
+        return none_chosen(batch_size)
     is_chosen = is_better[:, best - 1]
     return Choice(is_chosen, best, float(kept[is_chosen, best - 1].mean()))
 

@@ -14,7 +14,7 @@ import torch
 
 from sglang_ascend.ops import chain
 from sglang_ascend.speculative.lengths import lengthened
-from sglang_ascend.speculative.lookup.choice import Choice, Cost, choose_chains
+from sglang_ascend.speculative.lookup.choice import Choice, Cost, choose_chains, none_chosen
 
 # Equal tokens that a lookup is found by.
 MIN_MATCH, MAX_MATCH = 2, 5
@@ -52,32 +52,26 @@ class Proposal:
 class LookupDrafts:
     """Of each row of the request pool: its tokens, what was drafted last, and what was right.
 
-    All of it goes by tokens, so that every rank chooses the same.
+    All of it goes by tokens, so that every rank chooses the same. It lies on the CPU, where
+    reading a tensor waits for nothing.
     """
 
-    def __init__(
-        self,
-        num_rows: int,
-        max_len: int,
-        most_drafts: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
+    def __init__(self, num_rows: int, max_len: int, most_drafts: int) -> None:
         self.most_drafts = most_drafts
         # Behind the last token a step writes what it sampled and did not accept.
         self.tokens = torch.zeros(num_rows, max_len + most_drafts + 2, dtype=torch.int32)
-        self.tokens = self.tokens.to(device)
-        self._lens = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self._ramp = torch.arange(most_drafts + 2, device=device)
+        self._lens = torch.zeros(num_rows, dtype=torch.int64)
+        self._ramp = torch.arange(most_drafts + 2)
         # What was looked up last, and by how many equal tokens; none: 0.
-        self._drafts = torch.zeros(num_rows, most_drafts, dtype=torch.int64, device=device)
-        self._matched = torch.zeros(num_rows, dtype=torch.int64, device=device)
+        self._drafts = torch.zeros(num_rows, most_drafts, dtype=torch.int64)
+        self._matched = torch.zeros(num_rows, dtype=torch.int64)
         # Of the chain that is verified next: whether it was looked up, and how many it drafts.
-        self.is_lookup = torch.zeros(num_rows, dtype=torch.bool, device=device)
-        self.lengths = torch.ones(num_rows, dtype=torch.int64, device=device)
+        self.is_lookup = torch.zeros(num_rows, dtype=torch.bool)
+        self.lengths = torch.ones(num_rows, dtype=torch.int64)
         self.kept = 0.0  # of the chains that were looked up last, on average, as was expected
         # [..., 0] were right of [..., 1] judged; of each request, and of all.
-        self._counts = torch.zeros(num_rows, MAX_MATCH + 1, 2, device=device)
-        self._server = torch.zeros(MAX_MATCH + 1, 2, device=device)
+        self._counts = torch.zeros(num_rows, MAX_MATCH + 1, 2)
+        self._server = torch.zeros(MAX_MATCH + 1, 2)
         self._server[:] = torch.tensor([PRIOR_RATE, 1.0]) * PRIOR_DRAFTS
 
     def restart(self, row: int, known: Sequence[int]) -> None:
@@ -130,6 +124,8 @@ class LookupDrafts:
         counts: torch.Tensor,
     ) -> None:
         """A draft is judged where all before it were right."""
+        if not bool(counts.any()):
+            return
         num_right = num_right.minimum(num_known)
         judged = num_right + (num_right < num_known)
         new = torch.stack([num_right, judged], dim=1) * counts[:, None]
@@ -144,15 +140,23 @@ class LookupDrafts:
             self.tokens, rows, self._lens[rows] + 1, self.most_drafts, MIN_MATCH, MAX_MATCH
         )
         self._drafts[rows], self._matched[rows] = drafts, matched
-        ramp = self._ramp[1 : self.most_drafts + 1]
-        kept = self._rates(rows, matched)[:, None] ** ramp * (matched > 0)[:, None]
-        of_mtp = self._rates(rows, torch.full_like(matched, MTP))[:, None]
-        kept_of_mtp = (of_mtp ** ramp[:num_mtp_drafts]).sum(dim=1)
-        choice = choose_chains(kept.cumsum(dim=1), kept_of_mtp, num_mtp_drafts, cost)
+        if bool((matched > 0).any()):
+            choice = self._choose(rows, matched, num_mtp_drafts, cost)
+        else:
+            choice = none_chosen(len(rows))
         self.kept = choice.kept
         self.is_lookup[rows] = choice.is_chosen
         self.lengths[rows] = choice.num_drafts
         return Proposal(drafts, choice)
+
+    def _choose(
+        self, rows: torch.Tensor, matched: torch.Tensor, num_mtp_drafts: int, cost: Cost
+    ) -> Choice:
+        ramp = self._ramp[1 : self.most_drafts + 1]
+        kept = self._rates(rows, matched)[:, None] ** ramp * (matched > 0)[:, None]
+        of_mtp = self._rates(rows, torch.full_like(matched, MTP))[:, None]
+        kept_of_mtp = (of_mtp ** ramp[:num_mtp_drafts]).sum(dim=1)
+        return choose_chains(kept.cumsum(dim=1), kept_of_mtp, num_mtp_drafts, cost)
 
     def were_drafted(self, rows: torch.Tensor, num_drafts: int) -> None:
         """By the MTP layer, of those that are not looked up, which may be fewer than it could."""

@@ -43,7 +43,6 @@ class LookupPhases:
     ) -> torch.Tensor:
         self.drafts.accept(self._rows, self._last_tokens, sampled, accept_lens)
         found = self.drafts.propose(self._rows, self.phases.num_drafts, self.cost)
-        # On the CPU, where reading a tensor waits for nothing.
         if bool(found.is_chosen.all()):
             self.phases.num_drafts = 0
         drafted = self.phases.draft(sampled, accept_lens, new_seq_lens)
