@@ -92,7 +92,8 @@ def test_a_row_that_sees_no_key_is_zero(kernel):
     ],
     indirect=["kernel"],
 )
-def test_a_kernel_that_is_off_would_be_seen(name, kernel, monkeypatch):
+def test_a_kernel_that_is_off_would_be_seen(name, kernel, split_into, monkeypatch):
+    """One split has three tiles: the sums of the first are there to be rescaled."""
     from sglang_ascend.ops.attention import triton_latent_kernels, triton_memory_kernels
 
     kernels = {"in parts": triton_latent_kernels, "in memory": triton_memory_kernels}[kernel]
@@ -116,6 +117,7 @@ def test_a_kernel_that_is_off_would_be_seen(name, kernel, monkeypatch):
         "_mass_with": forgets,
         "_add_part": not_rescaled,
     }
+    split_into(1)
     batch = batch_of(6, 4, lengths=(300,))
     assert is_right(batch)
     monkeypatch.setattr(kernels, name, broken[name])
