@@ -71,13 +71,3 @@ def device_profile() -> DeviceProfile:
     if find_spec("torch_npu") is not None:
         return NPU
     return CUDA if torch.cuda.is_available() or torch.xpu.is_available() else CPU
-
-
-@lru_cache(maxsize=1)
-def multiplies_bfloat16() -> bool:
-    """True where this CPU has bf16 matrix instructions.
-
-    Elsewhere they are emulated: a 64-row product ran 7 times slower than float32 on AVX2.
-    """
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))

@@ -113,9 +113,9 @@ def test_rows_of_another_dtype_than_the_weight_are_refused():
 
 
 @ROWS
-def test_bf16_is_multiplied_in_float32_where_onednn_does_not_multiply_it(monkeypatch, rows):
+def test_bf16_is_multiplied_in_float32_where_the_processor_does_not_multiply_it(monkeypatch, rows):
     x, weight, bias = draw(rows, (33, 4097), torch.bfloat16)
-    # Where oneDNN does not, it cannot be made to.
+    # Where the processor does not, oneDNN may refuse it.
     for supported in {False, onednn.multiplies_bfloat16()}:
         monkeypatch.setattr(onednn, "multiplies_bfloat16", lambda supported=supported: supported)
         prepared = linear.prepare(weight)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from sglang_ascend.ops.linear.reference import PreparedWeight
@@ -21,9 +23,15 @@ def has_fused_products() -> bool:
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
+@cache
 def multiplies_bfloat16() -> bool:
-    """oneDNN has products of bfloat16 for this CPU (on x86: from AVX-512 on)."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    """The processor has instructions that multiply bfloat16.
+
+    Without them oneDNN takes it with AVX-512 alone too, but 64 rows take six times a float32
+    product.
+    """
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16"))
 
 
 def accepts_weight(weight: torch.Tensor) -> bool:
@@ -31,7 +39,7 @@ def accepts_weight(weight: torch.Tensor) -> bool:
 
 
 def prepare_packed(weight: torch.Tensor) -> PreparedWeight:
-    """Packs a second copy of ``weight``: in float32 where oneDNN has no product of its dtype.
+    """Packs a second copy of ``weight``: in float32 where the CPU has no product of its dtype.
 
     The unpacked product repacks the weight in every call once there are two rows or more, so
     that a verify forward of four rows costs two of one row; packed, it costs little over one.

@@ -12,7 +12,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import KVPoolKind, PlatformCapabilities, SRTPlatform
 
-from sglang_ascend.plugin.device import multiplies_bfloat16
+from sglang_ascend.ops.linear.onednn import multiplies_bfloat16
 from sglang_ascend.plugin.errors import StartupRefused
 
 ATTENTION_BACKEND = "ascend"
