@@ -56,9 +56,17 @@ class Server:
     """A batch of toy models, with the steps' sources written down."""
 
     def __init__(
-        self, prompts: list[list[int]], predict, drafts=LookupDrafts, schedule=(OF_MTP,)
+        self,
+        prompts: list[list[int]],
+        predict,
+        drafts=LookupDrafts,
+        schedule=(OF_MTP,),
+        ends=False,
+        cost=prior_cost(1),
     ) -> None:
-        self.schedule = cycle(schedule)
+        """``ends``: chains of the MTP layer end behind their first draft."""
+        self.schedule, self.cost = cycle(schedule), cost
+        self.is_unlikely = (lambda logits: True) if ends else None
         self.models = models = ToyModels(prompts, OF_MTP, predict)
         self.constants = [StepConstants(k, len(prompts), "cpu") for k in range(MOST + 1)]
         self.skipped = SkippedRows(models.req_to_token.numel(), 1, torch.float64, "cpu")
@@ -73,11 +81,18 @@ class Server:
         width = max(models.candidates.shape[1], num_drafts + 1)
         models.candidates = lengthened(models.candidates, width)
         launched = LaunchedPhases(
-            models, models.propose, self.constants[width - 1], num_drafts, self.skipped
+            models,
+            models.propose,
+            self.constants[width - 1],
+            num_drafts,
+            self.skipped,
+            self.is_unlikely,
         )
+        if self.is_unlikely is not None:
+            num_drafts = min(num_drafts, 1)
         requests = models.begin_step()
         requests = replace(requests, max_kv_len=int(requests.seq_lens.max()) + 2 * MOST)
-        phases = LookupPhases(launched, self.drafts, prior_cost(1))
+        phases = LookupPhases(launched, self.drafts, self.cost)
         sampling = GreedySampling()
         result = speculative_step(models.candidates, requests, phases, sampling, models.publish)
         models.end_step()
@@ -148,6 +163,24 @@ def test_the_better_source_is_taken(monkeypatch):
     assert all(shares(adversarial)[-3:]), "lookups are right, the MTP layer never is"
     monkeypatch.setattr(toy_models, "NUM_STATES", MANY_STATES)
     assert not any(shares(perfect, 12)[-3:]), "the MTP layer is right, lookups are not"
+
+
+@pytest.mark.parametrize("batch_size", [1, 7])
+@pytest.mark.parametrize("ends", [True, False])
+def test_lookups_are_as_short_as_chains_that_end_early(monkeypatch, batch_size, ends):
+    """Where one more row of each request is dear, and as long as K where none ends early."""
+    monkeypatch.setattr(toy_models, "NUM_STATES", FEW_STATES)
+    cost = prior_cost(64)
+    server = Server(make_prompts(batch_size), perfect, ends=ends, cost=cost)
+    for _ in range(40 if ends else 0):
+        server.drafts.were_drafted(server.models.rows, 1)
+    lengths = set()
+    while max(map(len, server.models.committed)) < MAX_CONTEXT_LEN - 2 * MOST - 1:
+        server.step()
+        rows = server.models.rows
+        lengths |= set(server.drafts.lengths[rows][server.drafts.is_lookup[rows]].tolist())
+    assert lengths
+    assert (min(lengths) < OF_MTP) == ends, lengths
 
 
 class BehindByOne(Always):

@@ -23,6 +23,7 @@ HALF_LIFE, SERVER_HALF_LIFE = 24.0, 2000.0
 # The server's rate is what a request begins with, as if so many of its drafts had been judged; the
 # server's own begins with PRIOR_RATE.
 PRIOR_DRAFTS, PRIOR_RATE = 4.0, 0.5
+STEPS_OF_USUAL = 8
 MTP = 0  # the place of the MTP layer's counts; that of a lookup is the tokens it was found by
 HIGHEST_RATE = 0.98
 
@@ -69,6 +70,8 @@ class LookupDrafts:
         self.is_lookup = torch.zeros(num_rows, dtype=torch.bool)
         self.lengths = torch.ones(num_rows, dtype=torch.int64)
         self.kept = 0.0  # of the chains that were looked up last, on average, as was expected
+        # Drafts of the MTP layer in a step, on average: chains that end early have fewer than K.
+        self.usual_drafts = float(most_drafts)
         # [..., 0] were right of [..., 1] judged; of each request, and of all.
         self._counts = torch.zeros(num_rows, MAX_MATCH + 1, 2)
         self._server = torch.zeros(MAX_MATCH + 1, 2)
@@ -159,8 +162,12 @@ class LookupDrafts:
         return choose_chains(kept.cumsum(dim=1), kept_of_mtp, num_mtp_drafts, cost)
 
     def were_drafted(self, rows: torch.Tensor, num_drafts: int) -> None:
-        """By the MTP layer, of those that are not looked up, which may be fewer than it could."""
-        self.lengths[rows] = torch.where(self.is_lookup[rows], self.lengths[rows], num_drafts)
+        """By the MTP layer, which may be fewer or more than were expected; chains that are looked
+        up are as long as its are."""
+        lengths = self.lengths[rows].clamp_min(num_drafts)
+        self.lengths[rows] = torch.where(self.is_lookup[rows], lengths, num_drafts)
+        if num_drafts > 0:
+            self.usual_drafts += (num_drafts - self.usual_drafts) / STEPS_OF_USUAL
 
     def _rates(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         right, judged = self._counts[rows, places].unbind(-1)

@@ -38,11 +38,18 @@ class LookupPhases:
     def verify(self) -> torch.Tensor:
         return self.phases.verify()
 
+    def _num_mtp_drafts(self) -> int:
+        """What a lookup stands beside; how soon a chain ends is known once it is drafted."""
+        most = self.phases.num_drafts
+        if self.phases.is_unlikely is None:
+            return most
+        return min(most, round(self.drafts.usual_drafts))
+
     def draft(
         self, sampled: torch.Tensor, accept_lens: torch.Tensor, new_seq_lens: torch.Tensor
     ) -> torch.Tensor:
         self.drafts.accept(self._rows, self._last_tokens, sampled, accept_lens)
-        found = self.drafts.propose(self._rows, self.phases.num_drafts, self.cost)
+        found = self.drafts.propose(self._rows, self._num_mtp_drafts(), self.cost)
         if bool(found.is_chosen.all()):
             self.phases.num_drafts = 0
         drafted = self.phases.draft(sampled, accept_lens, new_seq_lens)
