@@ -74,4 +74,4 @@ class TurnState:
 
     def _wait(self, until: Callable[[], bool]) -> None:
         while self.is_going and not until():
-            time.sleep(0.0002)
+            time.sleep(0.001)

@@ -62,10 +62,10 @@ class Server:
         drafts=LookupDrafts,
         schedule=(OF_MTP,),
         ends=False,
-        cost=prior_cost(1),
+        batch_size_of_cost=1,
     ) -> None:
         """``ends``: chains of the MTP layer end behind their first draft."""
-        self.schedule, self.cost = cycle(schedule), cost
+        self.schedule, self.cost = cycle(schedule), prior_cost(batch_size_of_cost)
         self.is_unlikely = (lambda logits: True) if ends else None
         self.models = models = ToyModels(prompts, OF_MTP, predict)
         self.constants = [StepConstants(k, len(prompts), "cpu") for k in range(MOST + 1)]
@@ -170,8 +170,7 @@ def test_the_better_source_is_taken(monkeypatch):
 def test_lookups_are_as_short_as_chains_that_end_early(monkeypatch, batch_size, ends):
     """Where one more row of each request is dear, and as long as K where none ends early."""
     monkeypatch.setattr(toy_models, "NUM_STATES", FEW_STATES)
-    cost = prior_cost(64)
-    server = Server(make_prompts(batch_size), perfect, ends=ends, cost=cost)
+    server = Server(make_prompts(batch_size), perfect, ends=ends, batch_size_of_cost=64)
     for _ in range(40 if ends else 0):
         server.drafts.were_drafted(server.models.rows, 1)
     lengths = set()

@@ -23,7 +23,7 @@ HALF_LIFE, SERVER_HALF_LIFE = 24.0, 2000.0
 # The server's rate is what a request begins with, as if so many of its drafts had been judged; the
 # server's own begins with PRIOR_RATE.
 PRIOR_DRAFTS, PRIOR_RATE = 4.0, 0.5
-STEPS_OF_USUAL = 8
+STEPS_OF_USUAL = 8  # of which what is usual is the average
 MTP = 0  # the place of the MTP layer's counts; that of a lookup is the tokens it was found by
 HIGHEST_RATE = 0.98
 
