@@ -72,6 +72,7 @@ class Costs:
         here.observe(i, innovation, self._noise.own)
         if here.num_steps[i] in (1, 4):
             self._model = None  # what it was fitted to has changed
+            here.guess_lookups_anew()
 
     def _is_left_out(self, here: LoadCosts, i: int, innovation: float) -> bool:
         """Whether a step of kind number ``i`` says nothing, so far off its cost as it is."""
@@ -97,12 +98,17 @@ class Costs:
 
     def _guess(self, here: LoadCosts, kind: Kind) -> tuple[float, float]:
         guess = self._modelled(here, kind)
+        # By how much a guess is off other loads say, and of lookups, which are of many kinds, those
+        # of this load too.
+        doublings = []
+        if kind[0] != kind[1]:
+            doublings = [_apart(kind, other) for other in here.measured()]
         others = [of for of in self._loads.values() if of is not here and kind in of.measured()]
-        if not others:
-            return guess, WORST_GUESS
-        nearest = min(others, key=lambda load: _distance(here, load))
-        guess += nearest.mean[nearest.kinds[kind]] - self._modelled(nearest, kind)
-        return guess, min(GUESS + DOUBLING * _distance(here, nearest), WORST_GUESS)
+        if others:
+            nearest = min(others, key=lambda load: _distance(here, load))
+            guess += nearest.mean[nearest.kinds[kind]] - self._modelled(nearest, kind)
+            doublings.append(_distance(here, nearest))
+        return guess, min(GUESS + DOUBLING * min(doublings, default=math.inf), WORST_GUESS)
 
     def _modelled(self, load: LoadCosts, kind: Kind) -> float:
         if self._model is None:
@@ -134,6 +140,13 @@ def _distance(one: LoadCosts, other: LoadCosts) -> float:
     """Doublings of batch and context between two loads."""
     batches = abs(math.log2(one.batch_size / other.batch_size))
     return batches + abs(math.log2(max(one.context, 64.0) / max(other.context, 64.0)))
+
+
+def _apart(one: Kind, other: Kind) -> float:
+    """Doublings of verified rows, and of forwards, between two kinds of step at one load."""
+    (drafts, verified), (other_drafts, other_verified) = one, other
+    rows = abs(math.log2((verified + 1) / (other_verified + 1)))
+    return rows + abs(math.log2((drafts + 1) / (other_drafts + 1)))
 
 
 def _features(load: LoadCosts, kind: Kind) -> np.ndarray:

@@ -88,6 +88,15 @@ class LoadCosts:
         self.mean = np.append(self.mean, guess + above)
         self.num_steps.append(0)
 
+    def guess_lookups_anew(self) -> None:
+        """Those that were not timed, when they are asked for, by what is known now."""
+        timed = self.measured()
+        kept = [kind for kind in self.kinds if kind in timed or kind[0] == kind[1]]
+        numbers = [self.kinds[kind] for kind in kept]
+        self._known, self.mean = self._known[np.ix_(numbers, numbers)], self.mean[numbers]
+        self.num_steps = [self.num_steps[i] for i in numbers]
+        self.kinds = {kind: i for i, kind in enumerate(kept)}
+
     def drift(self, step: int, together: float) -> None:
         """To ``step``, which are counted over all loads; from each to the next all costs change by
         ``together``, a variance."""
