@@ -18,8 +18,9 @@ PRIOR_COST = np.array([0.8, 0.02, 0.1, 0.01, 0.02, 0.006, 1e-6])
 PRIOR_WEIGHT, PRIOR_SECONDS = 0.01, 0.01
 
 # All below are of logarithms, and standard deviations. What the guess of a cost is off by, beside
-# the load's other guesses: at least, more for each doubling from where it was measured, at most.
-GUESS, DOUBLING, WORST_GUESS = 0.1, 0.4, 1.0
+# the load's other guesses: at least, where it was measured at another load or is like another kind
+# of step at this one; more for each doubling from there; at most.
+GUESS, GUESS_BY_KIND, DOUBLING, WORST_GUESS = 0.1, 0.2, 0.4, 1.0
 # A step is a surprise if it is off its cost by more than these. It is left out, for the machine
 # paused, which any K may meet; so many, one behind the other, say that the machine has become
 # slower or faster.
@@ -100,15 +101,15 @@ class Costs:
         guess = self._modelled(here, kind)
         # By how much a guess is off other loads say, and of lookups, which are of many kinds, those
         # of this load too.
-        doublings = []
+        off = [WORST_GUESS]
         if kind[0] != kind[1]:
-            doublings = [_apart(kind, other) for other in here.measured()]
+            off += [GUESS_BY_KIND + DOUBLING * _apart(kind, other) for other in here.measured()]
         others = [of for of in self._loads.values() if of is not here and kind in of.measured()]
         if others:
             nearest = min(others, key=lambda load: _distance(here, load))
             guess += nearest.mean[nearest.kinds[kind]] - self._modelled(nearest, kind)
-            doublings.append(_distance(here, nearest))
-        return guess, min(GUESS + DOUBLING * min(doublings, default=math.inf), WORST_GUESS)
+            off.append(GUESS + DOUBLING * _distance(here, nearest))
+        return guess, min(off)
 
     def _modelled(self, load: LoadCosts, kind: Kind) -> float:
         if self._model is None:
