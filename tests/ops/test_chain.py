@@ -42,13 +42,13 @@ def prepared(num_steps: int, req_to_token: torch.Tensor, page_size: int = 1):
         torch.tensor(STARTS),
         torch.tensor(ROWS),
         req_to_token,
-        torch.arange(2 * num_steps),
-        max(STARTS) + 2 * num_steps,
+        torch.arange(max(1, 2 * num_steps)),
+        max(STARTS) + max(1, 2 * num_steps),
         page_size,
     )
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 15])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3, 15])
 def test_a_step_is_prepared_from_the_committed_lengths(num_steps):
     """Oracle: one request and one position at a time."""
     req_to_token = slot_lists(80)
@@ -62,12 +62,22 @@ def test_a_step_is_prepared_from_the_committed_lengths(num_steps):
     assert inputs.positions.tolist() == [position for position, _ in places]
     assert inputs.row_slots.tolist() == [row[position] for position, row in places]
     for request, (start, row) in enumerate(zip(STARTS, lists, strict=True)):
-        assert inputs.slots[request].tolist() == row[start : start + 2 * num_steps]
+        reach = start + max(1, 2 * num_steps)
+        assert inputs.slots[request].tolist() == row[start:reach]
         assert inputs.kv_lens[request] == start + num_steps + 1
-        reach = start + 2 * num_steps
         assert inputs.block_table[request, :reach].tolist() == row[:reach]
     indices = (inputs.positions, inputs.row_slots, inputs.slots, inputs.kv_lens)
     assert {tensor.dtype for tensor in indices} == {torch.int64}
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 17])
+def test_the_one_row_of_a_step_without_drafts_has_its_page(page_size):
+    """Also where it begins one: a request of 34 tokens in pages of 17."""
+    slots = slot_lists(85 // page_size)[:, :, None] * page_size + torch.arange(page_size)
+    inputs = prepared(0, slots.flatten(1).int(), page_size)
+    for request, start in enumerate(STARTS):
+        page = int(inputs.block_table[request, start // page_size])
+        assert page * page_size + start % page_size == int(inputs.row_slots[request])
 
 
 @pytest.mark.parametrize("page_size", [4, 16])

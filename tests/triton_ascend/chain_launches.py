@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from launches import Launch
 
@@ -12,9 +15,11 @@ def unwritten(*shape: int) -> torch.Tensor:
     return torch.full(shape, UNWRITTEN)
 
 
-def prepare_step() -> Launch:
-    """K = 3, pages of 16: one table ends inside the kernel's second block of 1024 pages."""
-    starts, rows, num_steps = [1, 0, 33, 16400, 34], [5, 0, 7, 2, 3], 3
+def prepare_step(num_steps: int, changes: Sequence[tuple[str, str]]) -> Launch:
+    """Pages of 16: one table ends inside the kernel's second block of 1024 pages, and one request
+    begins a page."""
+    starts, rows = [1, 0, 33, 16400, 34], [5, 0, 7, 2, 3]
+    num_slots = max(1, 2 * num_steps)
     page_size, num_pages, batch_size = 16, 1030, 5
     max_context_len = num_pages * page_size - 7
     generator = torch.Generator().manual_seed(1)
@@ -22,11 +27,11 @@ def prepare_step() -> Launch:
     positions = [[start + j for j in range(num_steps + 1)] for start in starts]
     of_row = [lists[row].tolist() for row in rows]
     row_slots = [[of_row[i][p] for p in positions[i]] for i in range(batch_size)]
-    slots = [[of_row[i][start + j] for j in range(2 * num_steps)] for i, start in enumerate(starts)]
+    slots = [[of_row[i][start + j] for j in range(num_slots)] for i, start in enumerate(starts)]
     kv_lens = [start + num_steps + 1 for start in starts]
     firsts = [i * page_size for i in range(num_pages)]
     block_table = [
-        [listed[p] // page_size if p < start + 2 * num_steps else 0 for p in firsts]
+        [listed[p] // page_size if p < start + num_slots else 0 for p in firsts]
         for start, listed in zip(starts, of_row, strict=True)
     ]
     expected = [torch.tensor(rows) for rows in (positions, row_slots, slots, kv_lens, block_table)]
@@ -36,16 +41,27 @@ def prepare_step() -> Launch:
         (batch_size,),
         (*inputs, *outputs, max_context_len, num_pages),
         dict(enumerate(expected, start=len(inputs))),
-        (
-            ("arith.addi %3, %c4_i64", "arith.subi %3, %c4_i64"),  # kv_lens
-            ("arith.addi %18, %9", "arith.subi %18, %9"),  # positions
-            ("%arg15, %c6_i32", "%arg15, %c4_i32"),  # slots
-            ("arith.addi %6, %3", "arith.addi %6, %6"),  # row_slots
-            ("arith.addi %17, %c21_i32", "arith.addi %17, %c4_i32"),  # how many pages are its own
-            ("arith.muli %30, %c16", "arith.addi %30, %c16"),  # the first slot of a page
-            ("arith.divsi %39", "arith.addi %39"),  # its page
-        ),
+        changes,
     )
+
+
+PREPARED_WITH_DRAFTS = (
+    ("arith.addi %3, %c4_i64", "arith.subi %3, %c4_i64"),  # kv_lens
+    ("arith.addi %18, %9", "arith.subi %18, %9"),  # positions
+    ("%arg15, %c6_i32", "%arg15, %c4_i32"),  # slots
+    ("arith.addi %6, %3", "arith.addi %6, %6"),  # row_slots
+    ("arith.addi %17, %c21_i32", "arith.addi %17, %c4_i32"),  # how many pages are its own
+    ("arith.muli %30, %c16", "arith.addi %30, %c16"),  # the first slot of a page
+    ("arith.divsi %39", "arith.addi %39"),  # its page
+)
+PREPARED_WITHOUT = (
+    ("arith.addi %3, %c1_i64", "arith.subi %3, %c1_i64"),  # kv_lens
+    ("tensor.insert %13 into", "tensor.insert %4 into"),  # positions
+    ("arith.addi %6, %3", "arith.addi %6, %6"),  # slots and row_slots
+    ("arith.addi %12, %c16_i32", "arith.addi %12, %c0_i32"),  # how many pages are its own
+    ("arith.muli %22, %c16", "arith.addi %22, %c16"),  # the first slot of a page
+    ("arith.divsi %31", "arith.addi %31"),  # its page
+)
 
 
 def verify_chain() -> Launch:
@@ -88,7 +104,8 @@ def place_draft_decode() -> Launch:
 
 
 LAUNCHES = {
-    "prepare_step K=3": prepare_step,
+    "prepare_step K=3": partial(prepare_step, 3, PREPARED_WITH_DRAFTS),
+    "prepare_step K=0": partial(prepare_step, 0, PREPARED_WITHOUT),
     "verify_chain K=3": verify_chain,
     "place_draft_decode K=3": place_draft_decode,
 }

@@ -15,12 +15,13 @@ class StepInputs:
     """What every forward of a step is told, made once from device lengths.
 
     The verified rows are bonus and chain, K+1 per request, from position ``seq_len`` on. The
-    step's draft decodes reach K-1 positions past them: ``slots`` covers both.
+    step's draft decodes reach K-1 positions past them: ``slots`` covers both, 2K of them or, where
+    nothing is drafted, one.
     """
 
     positions: torch.Tensor  # int64 [batch * (K+1)], of the verified rows, request-major
     row_slots: torch.Tensor  # int64 [batch * (K+1)], KV slot of each verified row
-    slots: torch.Tensor  # int64 [batch, 2K], slots of the positions from seq_len on
+    slots: torch.Tensor  # int64 [batch, max(1, 2K)], slots of the positions from seq_len on
     kv_lens: torch.Tensor  # int64 [batch], seq_len + K+1
     block_table: torch.Tensor  # int64 [batch, max_kv_len / page_size], page of every position
     page_size: int
@@ -50,7 +51,7 @@ def prepare_step(
         req_pool_indices: int [batch], row of each request in ``req_to_token``.
         req_to_token: int [rows, max_context_len], position -> KV slot. Read here only, so the
             scheduler may write the next step's slots while this one runs.
-        offsets: int64 [2K], 0, 1, 2, ...; K is the number of drafted tokens.
+        offsets: int64 [max(1, 2K)], 0, 1, 2, ...; K is the number of drafted tokens.
         max_kv_len: host bound, at least seq_len + 2K of every request.
         page_size: consecutive slots that are allocated together; 1 makes the block table one of
             slots. Behind a request's own pages, those of seq_len + 2K positions, the table has 0,

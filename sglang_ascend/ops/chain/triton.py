@@ -37,14 +37,15 @@ def prepare_step(
     inputs = StepInputs(
         positions=empty(batch_size * (num_steps + 1)),
         row_slots=empty(batch_size * (num_steps + 1)),
-        slots=empty(batch_size, 2 * num_steps),
+        slots=empty(batch_size, len(offsets)),
         kv_lens=empty(batch_size),
         block_table=empty(batch_size, num_pages),
         page_size=page_size,
     )
     constants: dict[str, Any] = {
         "NUM_STEPS": num_steps,
-        "WINDOW": window_of(2 * num_steps),
+        "NUM_SLOTS": len(offsets),
+        "WINDOW": window_of(len(offsets)),
         "PAGE_SIZE": page_size,
         "BLOCK": BLOCK,
     }
@@ -82,6 +83,8 @@ def verify_chain(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Ten
 
     batch_size, num_steps = draft_tokens.shape
     accept_lens = torch.empty(batch_size, dtype=torch.int32, device=sampled.device)
+    if num_steps == 0:
+        return accept_lens.fill_(1)
     constants: dict[str, Any] = {
         "NUM_STEPS": num_steps,
         "WINDOW": window_of(num_steps),

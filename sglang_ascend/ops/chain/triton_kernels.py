@@ -21,7 +21,8 @@ def prepare_step(
     max_context_len,
     num_pages,
     NUM_STEPS: tl.constexpr,
-    WINDOW: tl.constexpr,  # a power of two, at least 2 * NUM_STEPS
+    NUM_SLOTS: tl.constexpr,  # that a step writes: 2 * NUM_STEPS, at least 1
+    WINDOW: tl.constexpr,  # a power of two, at least NUM_SLOTS
     PAGE_SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -31,8 +32,8 @@ def prepare_step(
     listed = req_to_token + tl.load(req_pool_indices + request).to(tl.int64) * max_context_len
 
     ramp = tl.arange(0, WINDOW)
-    window = tl.load(listed + seq_len + ramp, mask=ramp < 2 * NUM_STEPS, other=0).to(tl.int64)
-    tl.store(slots + request * 2 * NUM_STEPS + ramp, window, mask=ramp < 2 * NUM_STEPS)
+    window = tl.load(listed + seq_len + ramp, mask=ramp < NUM_SLOTS, other=0).to(tl.int64)
+    tl.store(slots + request * NUM_SLOTS + ramp, window, mask=ramp < NUM_SLOTS)
     verified = ramp < NUM_STEPS + 1
     first = request * (NUM_STEPS + 1)
     position = (seq_len.to(tl.int32) + ramp).to(tl.int64)  # a 910 adds no vectors of 64 bits
@@ -41,7 +42,7 @@ def prepare_step(
     tl.store(kv_lens + request, seq_len + NUM_STEPS + 1)
 
     row = block_table + request.to(tl.int64) * num_pages
-    reach = seq_len.to(tl.int32) + 2 * NUM_STEPS
+    reach = seq_len.to(tl.int32) + NUM_SLOTS
     own_pages = (reach + PAGE_SIZE - 1) // PAGE_SIZE
     for start in range(0, num_pages, BLOCK):
         pages = start + tl.arange(0, BLOCK)
