@@ -36,6 +36,14 @@ def plan_memory(
         float, typer.Option(min=0.01, max=1, help="Of it, for weights and KV cache.")
     ] = 0.8,
     context_length: Annotated[int, typer.Option(min=1, help="Tokens of a request.")] = 8192,
+    speculative_adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--speculative-adaptive",
+            help="Count the hidden state of each token too, which that flag keeps beside the "
+            "KV cache: give the server the tokens as --max-total-tokens.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say which devices a model fits on, and how many tokens of KV cache are left.
@@ -62,6 +70,7 @@ def plan_memory(
                     round(device_gib * 2**30),
                     mem_fraction_static,
                     context_length,
+                    speculative_adaptive,
                 ),
             )
             for name in weights or DEFAULT_WEIGHTS

@@ -16,7 +16,7 @@ from sglang_ascend.quantization.recipe import Recipe, read_recipe
 from sglang_ascend.quantization.weight import HEAD
 
 FLOAT = "bf16"
-FLOAT_BYTES, ZERO_BYTES = 2, 4
+FLOAT_BYTES, ZERO_BYTES, TOKEN_ID_BYTES = 2, 4, 8
 FLOAT32_NAMES = ("e_score_correction_bias", "expert_bias")
 # Linears of which every rank has all, and which stay float: the router (MoEGate or ReplicatedLinear
 # in SGLang's models) and the projection of the MTP layer.
@@ -51,6 +51,7 @@ class Deployment:
         device_bytes: memory of one device.
         mem_fraction: `--mem-fraction-static`, what weights and KV cache may take of it.
         context_length: tokens of a request.
+        adaptive: `--speculative-adaptive`, which keeps the target's hidden state of each token.
 
     Raises:
         ValueError: groups do not divide the ranks.
@@ -61,6 +62,7 @@ class Deployment:
     device_bytes: int = 64 << 30
     mem_fraction: float = 0.8
     context_length: int = 8192
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if self.ranks % self.attention_groups:
@@ -82,7 +84,8 @@ class Plan:
         weights: `bf16`, or a recipe's name.
         total_bytes: of all weights, MTP layer included, once.
         rank_bytes: of the weights on each rank.
-        token_bytes: of a token in the KV cache of a rank, MTP layer included.
+        token_bytes: of a token in the KV cache of a rank, MTP layer included, and of what is kept
+            beside it for adaptive drafting.
         tokens: that fit into the KV caches of all attention groups; 0 if the weights do not fit.
         requests: of the context length, in all.
     """
@@ -118,6 +121,8 @@ def plan(config: ModelConfig, weights: str, deployment: Deployment) -> Plan:
         total += size
         rank += ceil(size / divisors[share_of(tensor.name)])
     token = token_bytes(config, deployment)
+    if deployment.adaptive:  # speculative.skipped.SkippedRows
+        token += FLOAT_BYTES * config.size("hidden_size") + TOKEN_ID_BYTES
     room = deployment.mem_fraction * deployment.device_bytes - rank
     of_group = max(0, int(room // token))
     return Plan(

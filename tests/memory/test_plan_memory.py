@@ -17,6 +17,7 @@ from sglang_ascend.models import catalog
 from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.recipe import read_recipe
+from sglang_ascend.speculative.skipped import SkippedRows
 
 ALONE = Deployment(ranks=1)
 RECIPES = ("w8a8", "w4a8", "fp8", "w8a8-head")
@@ -152,6 +153,17 @@ def test_the_cache_takes_what_is_left(tmp_path):
     assert plan(config, "bf16", Deployment(2)).tokens == 0
     with_groups = plan(config, "w8a8", Deployment(4, attention_groups=4))
     assert with_groups.token_bytes == 4 * found.token_bytes
+
+
+def test_adaptive_drafting_keeps_a_row_beside_each_token(tmp_path):
+    config = read_config(folder_of("DeepseekV3", tmp_path / "v3"))
+    plain, adaptive = (
+        plan(config, "w8a8", Deployment(16, adaptive=adaptive)) for adaptive in (False, True)
+    )
+    kept = SkippedRows(1, 7168, torch.bfloat16, "cpu")
+    assert adaptive.token_bytes - plain.token_bytes == kept.hidden.nbytes + kept.next_tokens.nbytes
+    room = 0.8 * (64 << 30) - plain.rank_bytes
+    assert 0 < adaptive.tokens == int(room // adaptive.token_bytes) < plain.tokens
 
 
 def test_the_published_table_of_the_page_is_what_the_command_prints(tmp_path):
