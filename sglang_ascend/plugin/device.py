@@ -24,6 +24,8 @@ class DeviceProfile:
     runs_step: bool
     # The step is captured in graphs when the server starts.
     captures_step: bool
+    # The host launches work and goes on: what it takes the device's own events say.
+    launches_ahead: bool
     # SGLang's Ascend path (pools, prefill, scheduling) serves beside the step.
     keeps_ascend_path: bool
     # SGLang's own methods multiply quantized weights: ``--quantization`` asks for them.
@@ -38,6 +40,7 @@ CPU = DeviceProfile(
     emulates=True,
     runs_step=True,
     captures_step=False,
+    launches_ahead=False,
     keeps_ascend_path=False,
     has_core_quantization=False,
     draws_as_core=True,
@@ -48,6 +51,7 @@ NPU = DeviceProfile(
     emulates=False,
     runs_step=True,
     captures_step=True,
+    launches_ahead=True,
     keeps_ascend_path=True,
     has_core_quantization=True,
     draws_as_core=False,
@@ -58,6 +62,7 @@ CUDA = DeviceProfile(
     emulates=False,
     runs_step=False,
     captures_step=False,
+    launches_ahead=True,
     keeps_ascend_path=False,
     has_core_quantization=True,
     draws_as_core=True,

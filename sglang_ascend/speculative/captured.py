@@ -1,4 +1,5 @@
-"""The step on a device that replays graphs: both phases captured once for each batch size."""
+"""The step on a device that replays graphs: both phases captured once for each batch size, and for
+each K that a step may have."""
 
 from __future__ import annotations
 
@@ -38,18 +39,15 @@ class StepBuffers:
     owns: they write to slot 0.
     """
 
-    def __init__(
-        self, max_batch_size: int, width: int, vocab_size: int, device: torch.device | str
-    ) -> None:
-        def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
+    def __init__(self, max_batch_size: int, width: int, device: torch.device | str) -> None:
+        def zeros(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
 
         self.candidates = zeros(max_batch_size, width)
         self.seq_lens = zeros(max_batch_size)
         self.req_pool_indices = zeros(max_batch_size)
         self.sampled = zeros(max_batch_size, width)
         self.accept_lens = torch.ones(max_batch_size, dtype=torch.int32, device=device)
-        self.logits = zeros(max_batch_size * width, vocab_size, dtype=torch.float32)
         self._num_filled = 0
 
     def fill(self, candidates: torch.Tensor, requests: Requests) -> None:
@@ -143,16 +141,16 @@ def capture_phases(
 
 
 class CapturedSteps:
-    """The captured phases of several batch sizes."""
+    """The captured phases by K and batch size; every K has the same sizes."""
 
-    def __init__(self, of_size: dict[int, CapturedPhases]) -> None:
-        self.of_size = of_size
-        self.sizes: Sequence[int] = sorted(of_size)
+    def __init__(self, of: dict[int, dict[int, CapturedPhases]]) -> None:
+        self.of = of
+        self.sizes: Sequence[int] = sorted(next(iter(of.values())))
 
-    def that_holds(self, batch_size: int) -> CapturedPhases | None:
+    def that_holds(self, batch_size: int, num_drafts: int) -> CapturedPhases | None:
         """The smallest with so many requests, None if even the largest has fewer."""
         place = bisect.bisect_left(self.sizes, batch_size)
-        return self.of_size[self.sizes[place]] if place < len(self.sizes) else None
+        return self.of[num_drafts][self.sizes[place]] if place < len(self.sizes) else None
 
 
 def warm_up(

@@ -54,7 +54,7 @@ class Clock(Protocol):
 
 class HostClock:
     """The host's own time: what a step takes where the models run on the CPU. On a device it
-    would be the time to launch the work; such a device needs a Clock of its own."""
+    would be the time to launch the work."""
 
     mark = staticmethod(time.perf_counter)
 

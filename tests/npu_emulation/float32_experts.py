@@ -20,10 +20,14 @@ def multiply(self: Any, *args: Any, original: Any, **kwargs: Any) -> torch.Tenso
     return original(self, layer, prefix, rows, groups, rows.dtype, *rest, **kwargs)
 
 
-def main() -> None:
+def keep_float32() -> None:
     from sglang.srt.hardware_backend.npu.moe.matmul import GroupedMatmul
 
     GroupedMatmul.forward = partialmethod(multiply, original=GroupedMatmul.forward)
+
+
+def main() -> None:
+    keep_float32()
     serve.main()
 
 

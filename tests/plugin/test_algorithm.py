@@ -288,6 +288,12 @@ def test_decode_rows_in_a_prefill_are_refused_on_an_npu(tiny_mimo):
 
 
 @pytest.mark.usefixtures("on_npu")
+def test_adaptive_drafting_is_served_on_an_npu(tiny_mimo):
+    flags = "--speculative-algorithm MTP --speculative-adaptive"
+    assert resolve(tiny_mimo, flags).speculative_adaptive
+
+
+@pytest.mark.usefixtures("on_npu")
 def test_lookups_are_refused_on_an_npu(tiny_mimo, monkeypatch):
     monkeypatch.setenv("SGLANG_ASCEND_LOOKUP_DRAFTS", "8")
     with pytest.raises(StartupRefused) as refusal:

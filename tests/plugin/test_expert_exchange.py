@@ -31,6 +31,7 @@ def on_npu(monkeypatch):
     [
         ("--deepep-mode low_latency", "--deepep-mode low_latency"),
         ("--deepep-mode normal", "--deepep-mode normal"),
+        ("--speculative-adaptive", "--speculative-adaptive"),
         ("--deepep-dispatcher-output-dtype int8", "--deepep-dispatcher-output-dtype"),
         ("--speculative-moe-a2a-backend none", "--speculative-moe-a2a-backend"),
         ("--dp-size 2", "--dp-size"),

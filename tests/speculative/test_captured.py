@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from test_step import check_step
-from toy_models import DRAFTS, PROMPT_LENGTHS, VOCABULARY, ToyModels, make_prompts, mixed
+from toy_models import DRAFTS, PROMPT_LENGTHS, ToyModels, make_prompts, mixed
 
 from sglang_ascend.speculative.captured import (
     CapturedPhases,
@@ -49,7 +49,7 @@ def captured(
     models: ToyModels, size: int, kind: type[CapturedPhases] = CapturedPhases
 ) -> CapturedPhases:
     """The step of toy models on graphs of ``size`` requests."""
-    buffers = StepBuffers(len(PROMPT_LENGTHS), models.num_steps + 1, VOCABULARY, "cpu")
+    buffers = StepBuffers(len(PROMPT_LENGTHS), models.num_steps + 1, "cpu")
     requests = buffers.requests(size, models.req_to_token, page_size=1)
     phases = capture_phases(models.phases(), buffers, requests, record, lambda: None)
     return kind(**vars(phases))
@@ -116,7 +116,7 @@ def requests_of(lengths: list[int]) -> Requests:
 
 @pytest.fixture
 def buffers() -> StepBuffers:
-    return StepBuffers(max_batch_size=8, width=4, vocab_size=10, device="cpu")
+    return StepBuffers(max_batch_size=8, width=4, device="cpu")
 
 
 def fill(buffers: StepBuffers, lengths: list[int]) -> tuple[torch.Tensor, Requests]:
@@ -145,7 +145,8 @@ def test_rows_that_were_left_would_be_seen(buffers):
     assert buffers.req_pool_indices[3:].any()
 
 
-def test_a_batch_is_replayed_on_the_smallest_graph_that_holds_it():
-    steps = CapturedSteps({size: f"graph of {size}" for size in (4, 1, 2)})
-    found = [steps.that_holds(size) for size in (1, 2, 3, 4, 5)]
-    assert found == ["graph of 1", "graph of 2", "graph of 4", "graph of 4", None]
+def test_a_batch_is_replayed_on_the_smallest_graph_of_its_k_that_holds_it():
+    steps = CapturedSteps({k: {size: f"{k} for {size}" for size in (4, 1, 2)} for k in (3, 0)})
+    found = [steps.that_holds(size, 3) for size in (1, 2, 3, 4, 5)]
+    assert found == ["3 for 1", "3 for 2", "3 for 4", "3 for 4", None]
+    assert steps.that_holds(3, 0) == "0 for 4"

@@ -76,7 +76,11 @@ def accepted_of_first_rank(
 
 
 def decision_of_first_rank(*numbers: int) -> tuple[int, ...]:
-    """What the first rank of a batch has decided, by a clock that no other rank has."""
-    if _group_of_a_batch().world_size == 1:
+    """What the first rank of a batch has decided, by a clock that no other rank has. Hosts wait for
+    each other, and for no device."""
+    group = _group_of_a_batch()
+    if group.world_size == 1:
         return numbers
-    return tuple(draw_of_first_rank(torch.tensor(numbers)).tolist())
+    decided = torch.tensor(numbers)
+    group.cpu_group.broadcast(decided, 0).wait()
+    return tuple(decided.tolist())

@@ -1,11 +1,11 @@
-"""Compiles the step when the server starts, and captures it in SGLang's graphs, once for each batch
-size."""
+"""Compiles the step when the server starts, and captures it in SGLang's graphs, once for each K and
+batch size."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ from sglang_ascend.speculative.captured import (
     capture_phases,
     warm_up,
 )
+from sglang_ascend.speculative.skipped import SkippedRows
 from sglang_ascend.speculative.step import LaunchedPhases, StepConstants
 
 logger = logging.getLogger(__name__)
@@ -43,29 +44,40 @@ def decodes_by_graphs() -> bool:
 
 
 def compile_step(
-    models: StepModels, sampling: SamplingParts, constants: StepConstants, page_size: int
+    models: StepModels,
+    sampling: SamplingParts,
+    of_length: Sequence[StepConstants],
+    page_size: int,
+    skipped: SkippedRows | None,
 ) -> None:
-    """So that no request waits for a compiler: by graphs or not, steps may be launched."""
-    target = models.target
-    phases = LaunchedPhases(MTPForwards(models), sampling.propose_likeliest, constants)
+    """So that no request waits for a compiler: by graphs or not, steps may be launched. ``skipped``
+    takes the rows of those that draft nothing."""
+    target, propose = models.target, sampling.propose_likeliest
     req_to_token = target.req_to_token_pool.req_to_token
     vocab_size = target.model_config.vocab_size
     started = time.perf_counter()
     with DynamicGradMode():
         # Ranks that share the heads of a batch each reduce a part of its rows.
         multiple = get_parallel().attn_tp_size
-        warm_up(phases, constants, req_to_token, page_size, vocab_size, multiple)
+        for constants in of_length:
+            phases = LaunchedPhases(MTPForwards(models), propose, constants, skipped=skipped)
+            warm_up(phases, constants, req_to_token, page_size, vocab_size, multiple)
     logger.info("Compiled MTP's step in %.1f s.", time.perf_counter() - started)
 
 
 def capture_steps(
-    models: StepModels, sampling: SamplingParts, constants: StepConstants, page_size: int
+    models: StepModels,
+    sampling: SamplingParts,
+    of_length: Sequence[StepConstants],
+    page_size: int,
+    skipped: SkippedRows | None,
 ) -> CapturedSteps:
-    """The step of every batch size that SGLang would capture."""
+    """The step of every K and of every batch size that SGLang would capture."""
     target = models.target
     batch_sizes, _ = get_batch_sizes_to_capture(target)
-    width = constants.num_steps + 1
-    buffers = StepBuffers(batch_sizes[-1], width, target.model_config.vocab_size, target.device)
+    # One buffer for every K: sampling reads it before another step is replayed.
+    most_rows = batch_sizes[-1] * (of_length[-1].num_steps + 1)
+    logits = torch.zeros(most_rows, target.model_config.vocab_size, device=target.device)
     req_to_token = target.req_to_token_pool.req_to_token
     device_module = torch.get_device_module(target.device)
     memory = device_module.graph_pool_handle()
@@ -74,22 +86,31 @@ def capture_steps(
     exchange = DeepEPCudaGraphRunnerAdapter()
     exchange.capture(is_extend_in_batch=False)
 
-    def capture_for(batch_size: int, stream: Any) -> CapturedPhases:
+    def capture_for(
+        batch_size: int, buffers: StepBuffers, constants: StepConstants, stream: Any
+    ) -> CapturedPhases:
         def capture(run: Callable[[], Any]) -> tuple[Graph, Any]:
             graph = device_module.NPUGraph()
             with device_module.graph(graph, pool=memory, stream=stream):
                 return graph, run()
 
-        forwards = MTPForwards(models, buffers.logits[: batch_size * width])
-        phases = LaunchedPhases(forwards, sampling.propose_likeliest, constants)
+        forwards = MTPForwards(models, logits[: batch_size * (constants.num_steps + 1)])
+        propose = sampling.propose_likeliest
+        phases = LaunchedPhases(forwards, propose, constants, skipped=skipped)
         requests = buffers.requests(batch_size, req_to_token, page_size)
         synchronize = device_module.synchronize
         return capture_phases(phases, buffers, requests, capture, synchronize, exchange.replay)
 
     started = time.perf_counter()
+    captured: dict[int, dict[int, CapturedPhases]] = {}
     with DynamicGradMode(), model_capture_mode(), graph_capture() as context:
         # The largest first: the others then fit into its memory.
-        captured = {size: capture_for(size, context.stream) for size in reversed(batch_sizes)}
+        for constants in reversed(of_length):
+            buffers = StepBuffers(batch_sizes[-1], constants.num_steps + 1, target.device)
+            captured[constants.num_steps] = {
+                size: capture_for(size, buffers, constants, context.stream)
+                for size in reversed(batch_sizes)
+            }
     seconds = time.perf_counter() - started
     logger.info("Captured MTP's step for batches of %s in %.1f s.", batch_sizes, seconds)
     return CapturedSteps(captured)

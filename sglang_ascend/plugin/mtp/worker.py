@@ -141,8 +141,10 @@ class MTPWorker(EAGLEWorkerV2):
         batch_size = forwards.common_batch_size(batch)
         # Drafts that are drawn need the batch's own sampling parameters within the captured part.
         if self.captured_steps is not None and not sampling.draws_drafts:
-            captured = self.captured_steps.that_holds(batch_size)
+            captured = self.captured_steps.that_holds(batch_size, verified)
             if captured is not None:
+                if self.chains is not None:
+                    self.chains.before_replay(batch, self.models, verified)
                 return captured
         launched = LaunchedPhases(
             forwards.MTPForwards(self.models),
@@ -166,11 +168,19 @@ class MTPWorker(EAGLEWorkerV2):
             self.draft_worker.is_separate_model,
         )
         if device_profile().captures_step and decodes():
-            constants = self.step_constants[self.speculative_num_steps]
-            step = self.models, self.sampling_parts, constants, self.page_size
-            compile_step(*step)
-            if decodes_by_graphs():
-                self.captured_steps = capture_steps(*step)
+            self._prepare_steps()
+
+    def _prepare_steps(self) -> None:
+        """Every step that a request may meet is compiled, and captured where graphs are on."""
+        of_length, skipped = self.step_constants[-1:], None
+        if self.chains is not None:  # adaptive: K is 0 to that one
+            of_length, skipped = self.step_constants, self.chains.skipped
+        step = self.models, self.sampling_parts, of_length, self.page_size, skipped
+        compile_step(*step)
+        if decodes_by_graphs():
+            self.captured_steps = capture_steps(*step)
+        if skipped is not None:
+            skipped.begin_anew()
 
     def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
         """As SGLang's, with the start of what is counted of each request's output."""

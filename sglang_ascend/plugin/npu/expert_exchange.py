@@ -12,6 +12,7 @@ from sglang_ascend import env
 from sglang_ascend.plugin.cpu.platform import DEFAULT_MAX_RUNNING_REQUESTS
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.plugin.mtp.adaptive.refusals import asks_adaptive
 
 DEEPEP = "deepep"
 # Targets whose layers exchange rows, as tests/npu_emulation shows.
@@ -52,6 +53,7 @@ def unsupported_with_deepep(server_args: Any) -> dict[str, bool]:
         "--elastic-ep-backend": server_args.elastic_ep_backend is not None,
         "--enforce-shared-experts-fusion": server_args.enforce_shared_experts_fusion,
         "--speculative-use-rejection-sampling": server_args.speculative_use_rejection_sampling,
+        "--speculative-adaptive": asks_adaptive(server_args),
         env.LOSSY_ACCEPTANCE.name: bool(env.LOSSY_ACCEPTANCE.get()),
     }
     flag = f"--moe-a2a-backend {DEEPEP}"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sglang.srt.runtime_context import get_observability, get_parallel
+from sglang.srt.runtime_context import get_device, get_observability, get_parallel
 
 from sglang_ascend import env
+from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.observability.device_clock import DeviceClock
 from sglang_ascend.plugin.observability.metrics import (
     AcceptanceMetrics,
     DraftMetrics,
@@ -15,7 +17,7 @@ from sglang_ascend.plugin.observability.metrics import (
 )
 from sglang_ascend.speculative.acceptance_counts import AcceptanceCounts
 from sglang_ascend.speculative.acceptance_watchdog import AcceptanceWatchdog
-from sglang_ascend.speculative.timeline import HostClock, StepTimeline, StepTimes
+from sglang_ascend.speculative.timeline import Clock, HostClock, StepTimeline, StepTimes
 from sglang_ascend.speculative.trace_file import TraceFile
 
 
@@ -62,7 +64,13 @@ def make_timeline() -> StepTimeline | None:
     folder = env.TRACE.get()
     if folder is not None:
         sinks.append(TraceFile(folder, _process_name()).write)
-    return StepTimeline(sinks, HostClock()) if sinks else None
+    return StepTimeline(sinks, make_clock()) if sinks else None
+
+
+def make_clock() -> Clock:
+    """By which a step's parts take as long as they do on this device."""
+    device = get_device().device
+    return DeviceClock(device) if device_profile().launches_ahead else HostClock()
 
 
 def make_draft_gauge() -> Callable[[int], None]:

@@ -53,12 +53,21 @@ class SkippedRows:
             assert hidden is not None
             self.hidden[slots] = hidden
         self.next_tokens[slots] = next_tokens
+        self.were_kept()
+
+    def were_kept(self) -> None:
+        """The host's part of ``keep``, which the replay of a captured one leaves out."""
         self.any_kept = self.is_behind = True
 
     def forget(self, slots: torch.Tensor) -> None:
         """The MTP layer runs on these rows itself."""
-        if self.any_kept:
-            self.next_tokens[slots] = NOT_SKIPPED
+        self.next_tokens[slots] = NOT_SKIPPED
+
+    def begin_anew(self) -> None:
+        """Nothing was skipped: what was kept so far was of no request."""
+        self.next_tokens.fill_(NOT_SKIPPED)
+        self.any_kept = self.is_behind = False
+        self.seconds_per_row = 0.0
 
     def slots_of(self, slot_table: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
         """Which of the first ``lens`` positions of each request were skipped, int64 [n, 2] of

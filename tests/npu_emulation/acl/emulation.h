@@ -65,9 +65,13 @@ struct work {
     struct work *next;
 };
 
+/* Pieces of work of which a stream remembers when they were done. */
+#define REMEMBERED 4096
+
 struct stream {
     struct work *head, *tail;
     uint64_t issued, executed;    /* pieces of work; the difference is queued */
+    double done[REMEMBERED];      /* seconds of a clock, when piece i - 1 was, at i % REMEMBERED */
     struct graph *capture;        /* the graph that takes this stream's work, or NULL */
     struct task_group *updating;  /* the captured group whose calls are being replaced, or NULL */
     bool runs_ahead;              /* work runs as soon as it is issued: streams that update graphs */

@@ -4,6 +4,7 @@
    other streams what an event wait among that work needs; everything else stays queued. So a missing wait,
    of the host or between two streams, is a read of what is not there yet, at once and every time. */
 #include <pthread.h>
+#include <time.h>
 
 #include "emulation.h"
 
@@ -88,6 +89,12 @@ static void land_copies(void) {
     }
 }
 
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + 1e-9 * time.tv_nsec;
+}
+
 void run_stream(struct stream *stream, uint64_t position) {
     while (stream->executed < position) {
         lock_queues();
@@ -102,6 +109,7 @@ void run_stream(struct stream *stream, uint64_t position) {
             execute(work);
             free(work);
         }
+        stream->done[(stream->executed + 1) % REMEMBERED] = now();
         __atomic_add_fetch(&stream->executed, 1, __ATOMIC_ACQ_REL);
         __atomic_sub_fetch(&num_pending, 1, __ATOMIC_ACQ_REL);
     }

@@ -11,7 +11,11 @@ from sglang.srt.managers.schedule_batch import ScheduleBatch
 from sglang.srt.runtime_context import get_spec
 
 from sglang_ascend.plugin.mtp.adaptive.lengths import EndedChains, make_ended_chains
-from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, make_skipped
+from sglang_ascend.plugin.mtp.adaptive.skipped_rows import (
+    before_prefill,
+    before_replay,
+    make_skipped,
+)
 from sglang_ascend.plugin.mtp.adaptive.steps import AdaptiveSteps, make_adaptive
 from sglang_ascend.plugin.mtp.forwards import StepModels
 from sglang_ascend.plugin.requests.lookups import RequestLookups, make_lookups
@@ -47,6 +51,11 @@ class Chains:
             self.ended.before_prefill(batch, num_drafts)
         return left_out
 
+    def before_replay(self, batch: ScheduleBatch, models: StepModels, num_drafts: int) -> None:
+        """Before a step of K = ``num_drafts`` that was captured."""
+        if self.skipped is not None:
+            before_replay(self.skipped, batch, models, num_drafts)
+
     def begin(self, batch: ScheduleBatch) -> tuple[int, int]:
         """(drafts that a step verifies, drafts that it drafts at most)."""
         verified = drafted = self.num_steps
@@ -73,6 +82,9 @@ class Chains:
         """A step's next candidates [batch, drafts + 1] -> as wide as the relay's."""
         if self.ended is not None:
             self.ended.drafted(candidates.shape[1] - 1)
+        if self.adaptive is not None and self.lookups is None:
+            # A captured step drafts as many as it verifies, which may be more than were asked for.
+            candidates = candidates[:, : self.adaptive.in_chains + 1]
         return lengthened(candidates, self.num_rows)
 
     def settle(self, accepted: Sequence[int]) -> tuple[Sequence[int], int]:

@@ -18,7 +18,9 @@ def unsupported_with_chains(server_args: Any) -> dict[str, bool]:
     if asks_adaptive(server_args):
         unsupported |= _unsupported_with_adaptive(server_args)
     if most_looked_up():
-        unsupported |= _unsupported_where_the_layer_is_skipped(env.LOOKUP_DRAFTS.name, server_args)
+        variable = env.LOOKUP_DRAFTS.name
+        unsupported |= _unsupported_where_the_layer_is_skipped(variable, server_args)
+        unsupported |= _unsupported_by_the_host(variable, server_args)
     if ends_chains():
         unsupported |= _unsupported_with_ends(server_args)
     return unsupported
@@ -45,14 +47,17 @@ def _given(variable: env.Variable[T]) -> T:
 
 
 def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
-    return _unsupported_where_the_layer_is_skipped("--speculative-adaptive", server_args) | {
+    flag = "--speculative-adaptive"
+    return _unsupported_where_the_layer_is_skipped(flag, server_args) | {
+        # SGLang's own worker knows no other length.
+        f"{flag} on this device": not device_profile().runs_step,
         "--speculative-adaptive-config": server_args.speculative_adaptive_config is not None,
     }
 
 
 def _unsupported_with_ends(server_args: Any) -> dict[str, bool]:
     variable = env.DRAFT_P_MIN.name
-    return _unsupported_with_lengths(variable, server_args) | {
+    return _unsupported_by_the_host(variable, server_args) | {
         # It measures what K drafts cost and keep, and chooses K.
         f"{variable} with --speculative-adaptive": asks_adaptive(server_args),
     }
@@ -66,12 +71,18 @@ def _unsupported_where_the_layer_is_skipped(flag: str, server_args: Any) -> dict
     }
 
 
+def _unsupported_by_the_host(flag: str, server_args: Any) -> dict[str, bool]:
+    """What ``flag`` is not served with, for the host reads drafts to decide by them."""
+    profile = device_profile()
+    return _unsupported_with_lengths(flag, server_args) | {
+        # A captured step is drafted whole, and SGLang's own worker knows one length of chains.
+        f"{flag} on this device": not profile.runs_step or profile.captures_step,
+    }
+
+
 def _unsupported_with_lengths(flag: str, server_args: Any) -> dict[str, bool]:
     """What ``flag`` is not served with, for steps have chains of different lengths."""
-    profile = device_profile()
     return {
-        # A captured step has one length of chains; SGLang's own worker knows no other.
-        f"{flag} on this device": not profile.runs_step or profile.captures_step,
         # A prompt comes without a prefill, by which the length of its chain is known.
         f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
         f"{flag} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,

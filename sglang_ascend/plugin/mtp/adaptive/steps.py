@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -13,13 +14,14 @@ from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, slot_table
 from sglang_ascend.plugin.mtp.forwards import StepModels
 from sglang_ascend.plugin.mtp.ranks import decision_of_first_rank
-from sglang_ascend.plugin.observability.step import make_draft_gauge
+from sglang_ascend.plugin.observability.step import make_clock, make_draft_gauge
 from sglang_ascend.plugin.requests.lookups import RequestLookups
 from sglang_ascend.plugin.requests.unsettled import Unsettled
 from sglang_ascend.speculative.adaptive.beliefs import LookedUp
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 from sglang_ascend.speculative.lookup.choice import widths
 from sglang_ascend.speculative.skipped import SkippedRows
+from sglang_ascend.speculative.timeline import Clock, HostClock
 
 logger = logging.getLogger(__name__)
 
@@ -28,11 +30,19 @@ logger = logging.getLogger(__name__)
 class _Timed:
     """A step that verified what was drafted with its own K, or looked up, until the next begins."""
 
-    moment: float
+    began: Any  # a clock's mark
     requests: list[Req]
     context: float
     num_drafts: int
     verified: int
+
+
+class _Ended(NamedTuple):
+    """Such a step, whose time the clock may not know yet."""
+
+    step: _Timed
+    ended: Any
+    drafted: int
 
 
 @dataclass(frozen=True)
@@ -57,24 +67,29 @@ class AdaptiveSteps:
         skipped: SkippedRows,
         lookups: RequestLookups | None = None,
         on_change: Callable[[int], None] = lambda num_drafts: None,
+        clock: Clock | None = None,
     ) -> None:
         self.policy, self.skipped, self.lookups = AdaptiveDrafts(max_drafts), skipped, lookups
         self.in_chains = max_drafts
         # Drafts behind the prompts of requests that have made no step since.
         self.behind_prompts: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
-        self._on_change = on_change
+        self._on_change, self._clock = on_change, clock or HostClock()
         self._timed: _Timed | None = None
+        self._unread = deque[_Ended]()
         self._unsettled = Unsettled[_Drafted]()
         self._costs: dict[tuple[int, int], int] = {}  # what ``cost`` tells
 
     def begin(self, batch: ScheduleBatch, looked_up: Sequence[int] = ()) -> tuple[int, int]:
         """(drafts that this step verifies, drafts that it drafts). Of each request's chain
         ``looked_up`` were, if any; a step may verify more because of them."""
-        now, reqs = time.perf_counter(), list(batch.reqs)
+        now, reqs = self._clock.mark(), list(batch.reqs)
         context = sum(req.kv.kv_committed_len for req in reqs) / len(reqs)
         timed, self._timed = self._timed, None
         if timed is not None and timed.requests == reqs:
-            self._record(timed, now, looked_up)
+            # It looked all up, and so drafted nothing.
+            drafted = 0 if looked_up and all(looked_up) else timed.num_drafts
+            self._unread.append(_Ended(timed, now, drafted))
+        self._record_times()
         first: list[int | None] = [None] * len(reqs)
         if self.behind_prompts:
             first = [self.behind_prompts.pop(req, None) for req in reqs]
@@ -115,13 +130,18 @@ class AdaptiveSteps:
         ]
         self._costs = dict(zip(steps, decision_of_first_rank(*nanoseconds), strict=True))
 
-    def _record(self, timed: _Timed, now: float, looked_up: Sequence[int]) -> None:
-        # It looked all up, and so drafted nothing.
-        drafted = 0 if looked_up and all(looked_up) else timed.num_drafts
-        seconds = now - timed.moment
-        self.policy.record_time(
-            len(timed.requests), timed.context, drafted, seconds, timed.verified
-        )
+    def _record_times(self) -> None:
+        """Of the steps that are known by now to have ended."""
+        while self._unread:
+            step, ended, drafted = self._unread[0]
+            moments = self._clock.seconds((step.began, ended))
+            if moments is None:
+                return
+            self._unread.popleft()
+            began, ended = moments
+            self.policy.record_time(
+                len(step.requests), step.context, drafted, ended - began, step.verified
+            )
 
     def _worth_of(self, looked_up: Sequence[int]) -> LookedUp | None:
         if self.lookups is None or not any(looked_up):
@@ -174,4 +194,4 @@ class AdaptiveSteps:
 def make_adaptive(
     max_drafts: int, skipped: SkippedRows, lookups: RequestLookups | None
 ) -> AdaptiveSteps:
-    return AdaptiveSteps(max_drafts, skipped, lookups, make_draft_gauge())
+    return AdaptiveSteps(max_drafts, skipped, lookups, make_draft_gauge(), make_clock())
