@@ -1,4 +1,5 @@
-"""Two servers, without and with MTP: the same tokens, the reference's, and how fast."""
+"""Three servers, without MTP, with it and with K chosen: the same tokens, the reference's, and how
+fast."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from sglang_ascend.bench.server import ServerProcess
 from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.reference_tokens import Judged, ReferenceTokens
 
-NAMES = ("plain", "mtp")
+MTP = ("--speculative-algorithm", "MTP")
+FLAGS = {"plain": (), "mtp": MTP, "adaptive": (*MTP, "--speculative-adaptive")}
 NEW_TOKENS = 32
 BATCHES = (1, 8)
 # What a forward of float32 and of bf16 differ by is compared with what tells tokens apart.
@@ -44,7 +46,7 @@ class Setting:
 
     def arguments(self, name: str) -> list[str]:
         arguments = ["--model-path", str(self.model), "--dtype", DTYPES[self.device], *LIMITS]
-        return [*arguments, *(["--speculative-algorithm", "MTP"] if name == "mtp" else [])]
+        return [*arguments, *FLAGS[name]]
 
 
 Servers = dict[str, ServerProcess]
@@ -55,10 +57,10 @@ Reply = dict[str, Any]
 def running(
     setting: Setting, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[Servers, list[Check]]]:
-    """Those that start, ready, and a check for each; what one cannot the other still shows."""
+    """Those that start, ready, and a check for each; what one cannot the others still show."""
     with ExitStack() as stack:
         started, ready, checks = {}, {}, []
-        for name in NAMES:
+        for name in FLAGS:
             log = setting.folder / f"server-{setting.model.name}-{name}.log"
             arguments = setting.arguments(name)
             started[name] = ServerProcess(arguments, log, environment=environment)
@@ -116,19 +118,20 @@ def check_tokens(servers: Servers, reference: ReferenceTokens) -> list[Check]:
     for name in servers:
         title = f"greedy tokens against the reference, {name}"
         checks.append(judge_tokens(title, judged[name], reference.has_experts))
-    if "mtp" in replies:
-        checks.append(acceptance(replies["mtp"]))
-    if len(replies) == len(NAMES):
-        checks.append(same_replies(*replies.values()))
+    plain = replies.pop("plain", None)
+    for name, answers in replies.items():
+        checks.append(acceptance(name, answers))
+        if plain is not None:
+            checks.append(same_replies(name, plain, answers))
     return checks
 
 
-def same_replies(plain: list[Reply], mtp: list[Reply]) -> Check:
-    pairs = zip(plain, mtp, strict=True)
+def same_replies(name: str, plain: list[Reply], drafted: list[Reply]) -> Check:
+    pairs = zip(plain, drafted, strict=True)
     same = sum(a["output_ids"] == b["output_ids"] for a, b in pairs)
     measured = {"replies": len(plain), "identical": same}
     note = "another reply is a failure only where a check above says so"
-    return Check("replies with MTP are those without", None, measured, note)
+    return Check(f"replies are those without MTP, {name}", None, measured, note)
 
 
 def largest_error(replies: list[Reply], judged: list[Judged]) -> float:
@@ -162,10 +165,11 @@ def judge_tokens(name: str, judged: list[Judged], has_experts: bool) -> Check:
     return Check(name, passed, measured)
 
 
-def acceptance(replies: list[Reply]) -> Check:
+def acceptance(name: str, replies: list[Reply]) -> Check:
     forwards = sum(reply["meta_info"]["spec_verify_ct"] for reply in replies)
     tokens = sum(len(reply["output_ids"]) - 1 for reply in replies)
-    return Check("tokens per target forward", None, {"acceptance length": tokens / forwards})
+    measured = {"acceptance length": tokens / forwards}
+    return Check(f"tokens per target forward, {name}", None, measured)
 
 
 def time_servers(
@@ -190,10 +194,11 @@ def time_servers(
             "ms per step": 1e3 * median / steps[name],
         }
         checks.append(Check(f"batch {batch}, {name}", None, measured))
-    if len(seconds) == len(NAMES):
-        ratios = [plain / mtp for plain, mtp in zip(*seconds.values(), strict=True)]
+    plain = seconds.pop("plain", None)
+    for name, times in seconds.items() if plain is not None else ():
+        ratios = [without / of_round for without, of_round in zip(plain, times, strict=True)]
         measured = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
-        checks.append(Check(f"batch {batch}, output tokens/s, mtp / plain", None, measured))
+        checks.append(Check(f"batch {batch}, output tokens/s, {name} / plain", None, measured))
     return checks
 
 
@@ -204,7 +209,7 @@ def check_serving(setting: Setting, progress: Progress) -> list[Check]:
         progress("the reference on the CPU", total)
         reference = ReferenceTokens(setting.model, DTYPES[setting.device])
         prompts = [reference.prompt(question) for question in QUESTIONS]
-        progress("two servers start", total)
+        progress("servers start", total)
         with running(setting) as (servers, checks):
             if servers:
                 progress("greedy tokens", total)

@@ -27,11 +27,12 @@ def waits_per_step(server: ServerProcess) -> float:
 
 
 def check_waits(setting: Setting, progress: Progress) -> list[Check]:
-    """Never raises. Plain decode is measured beside it and not judged: it is SGLang's own."""
+    """Never raises. Plain decode is measured beside it and not judged: it is SGLang's own. Nor is a
+    server that chooses K, which waits where it drafts again."""
     name = setting.model.name
     if setting.device == "cpu":
         return [Check(f"{name}: waits", None, note="there is no device to wait for")]
-    progress("two servers start", 2)
+    progress("servers start", 2)
     try:
         with running(setting, {LOG_WAITS.name: "1"}) as (servers, checks):
             progress("steps", 2)

@@ -18,7 +18,8 @@ from sglang_ascend.verify import serving
 from sglang_ascend.verify.machine import REHEARSAL
 from sglang_ascend.verify.reference_tokens import Judged
 from sglang_ascend.verify.serving import (
-    NAMES,
+    FLAGS,
+    LIMITS,
     NEW_TOKENS,
     QUESTIONS,
     Setting,
@@ -74,7 +75,7 @@ def judged(plain: list[int], mtp: list[int], error: float = 0.02) -> dict[str, b
 
 
 ROUNDING = "rounding is well below the model's margins"
-PLAIN, MTP = (f"greedy tokens against the reference, {name}" for name in ("plain", "mtp"))
+PLAIN, MTP, ADAPTIVE = (f"greedy tokens against the reference, {name}" for name in FLAGS)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +132,11 @@ def test_rounds_alternate_and_a_step_is_a_forward_of_the_target(monkeypatch):
         assert math.prod(times) == pytest.approx(2 * NEW_TOKENS)
 
 
-def test_both_servers_are_on_loopback_and_differ_by_one_flag(tmp_path):
+def test_all_servers_are_on_loopback_and_differ_by_one_flag(tmp_path):
     setting = Setting(tmp_path / "model", "npu", tmp_path, rounds=1)
-    plain, mtp = setting.arguments("plain"), setting.arguments("mtp")
+    plain, mtp, adaptive = (setting.arguments(name) for name in ("plain", "mtp", "adaptive"))
     assert mtp == [*plain, "--speculative-algorithm", "MTP"]
+    assert adaptive == [*mtp, "--speculative-adaptive"]
     assert "bfloat16" in plain and "--host" not in plain
 
 
@@ -147,7 +149,8 @@ class FakeProcess(FakeServer):
         self, arguments: list[str], log_path: Path, environment: dict[str, str] | None
     ) -> None:
         super().__init__([BEST] * 4)
-        self.name = "mtp" if "MTP" in arguments else "plain"
+        flags = arguments[arguments.index(LIMITS[-1]) + 1 :]
+        (self.name,) = (name for name, given in FLAGS.items() if flags == [*given])
         self.log_path = log_path
 
     def wait_until_ready(self, timeout_s: float) -> None:
@@ -158,20 +161,23 @@ class FakeProcess(FakeServer):
         pass
 
 
-@pytest.mark.parametrize("broken", [(), ("plain",), ("mtp",), ("plain", "mtp")])
-def test_what_one_server_cannot_the_other_still_shows(tmp_path, monkeypatch, broken):
+@pytest.mark.parametrize("broken", [(), ("plain",), ("mtp",), ("plain", "mtp"), ("adaptive",)])
+def test_what_one_server_cannot_the_others_still_show(tmp_path, monkeypatch, broken):
     monkeypatch.setattr(FakeProcess, "broken", broken)
     monkeypatch.setattr(serving, "ServerProcess", FakeProcess)
     monkeypatch.setattr(serving, "ReferenceTokens", lambda folder, dtype: FakeReference())
     setting = Setting(tmp_path / "m", "cpu", tmp_path, rounds=1)
     checks = serving.check_serving(setting, lambda what, total: None)
     found = {check.name.removeprefix("m: "): check for check in checks}
-    for name in NAMES:
+    for name in FLAGS:
         started = found[f"the server starts, {name}"]
         assert started.passed is (name not in broken)
         assert started.note.endswith("no such device") == (name in broken)
         assert (f"greedy tokens against the reference, {name}" in found) == (name not in broken)
-    assert ("batch 1, output tokens/s, mtp / plain" in found) == (not broken)
+    for name in ("mtp", "adaptive"):
+        both = {"plain", name}.isdisjoint(broken)
+        assert (f"batch 1, output tokens/s, {name} / plain" in found) == both
+        assert (f"replies are those without MTP, {name}" in found) == both
 
 
 def test_a_checkpoint_of_another_family_is_a_failed_check(tmp_path):
@@ -184,7 +190,7 @@ def test_a_checkpoint_of_another_family_is_a_failed_check(tmp_path):
 @pytest.mark.slow
 @pytest.mark.sglang
 def test_the_rehearsal_on_this_cpu_passes(tmp_path):
-    """nano-deepseek, on two servers: their tokens, the reference's, and the times."""
+    """nano-deepseek, on three servers: their tokens, the reference's, and the times."""
     arguments = ["--device", "cpu", "--part", "serving", "--rounds", "1", "--out", str(tmp_path)]
     arguments += ["--model", "nano-deepseek"]
     result = CliRunner().invoke(app, ["verify-npu", *arguments])
@@ -194,12 +200,14 @@ def test_the_rehearsal_on_this_cpu_passes(tmp_path):
     checks = report["parts"][0]["checks"]
     found = {check["name"].removeprefix("nano-deepseek: "): check for check in checks}
     assert {name for name, check in found.items() if check["passed"]} == {
-        *(f"the server starts, {name}" for name in NAMES),
+        *(f"the server starts, {name}" for name in FLAGS),
         ROUNDING,
         PLAIN,
         MTP,
+        ADAPTIVE,
     }
     # In fp32 they are the same tokens, without an excuse.
-    same = found["replies with MTP are those without"]["measured"]
-    assert same["identical"] == same["replies"] == len(QUESTIONS)
-    assert found["tokens per target forward"]["measured"]["acceptance length"] > 1.3
+    for name in ("mtp", "adaptive"):
+        same = found[f"replies are those without MTP, {name}"]["measured"]
+        assert same["identical"] == same["replies"] == len(QUESTIONS)
+    assert found["tokens per target forward, mtp"]["measured"]["acceptance length"] > 1.3
