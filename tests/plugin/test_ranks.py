@@ -77,13 +77,17 @@ def test_a_size_that_does_not_divide_the_heads_is_refused(monkeypatch, num_heads
 def test_every_rank_of_a_batch_keeps_the_first_ones_draw(monkeypatch, num_ranks, attn_dp_size):
     from sglang_ascend.plugin.mtp import ranks
 
-    of_first_rank = torch.tensor([5, 6])
     waited: list[torch.Tensor] = []
 
-    def broadcast(tokens: torch.Tensor, root: int) -> SimpleNamespace:
-        return SimpleNamespace(wait=lambda: waited.append(tokens.copy_([of_first_rank][root])))
+    def group_of(*of_first_rank: int) -> SimpleNamespace:
+        def broadcast(numbers: torch.Tensor, root: int) -> SimpleNamespace:
+            sent = [torch.tensor(of_first_rank)][root]
+            return SimpleNamespace(wait=lambda: waited.append(numbers.copy_(sent)))
 
-    group = SimpleNamespace(world_size=num_ranks, device_group=SimpleNamespace(broadcast=broadcast))
+        return SimpleNamespace(broadcast=broadcast)
+
+    devices, hosts = group_of(5, 6), group_of(1, 0)
+    group = SimpleNamespace(world_size=num_ranks, device_group=devices, cpu_group=hosts)
     alone = SimpleNamespace(world_size=1)
     parallel = {
         1: SimpleNamespace(attn_dp_size=1, tp_group=group, attn_tp_group=alone),
@@ -94,4 +98,5 @@ def test_every_rank_of_a_batch_keeps_the_first_ones_draw(monkeypatch, num_ranks,
     tokens = ranks.draw_of_first_rank(torch.tensor([7, 8]))
     assert tokens.tolist() == ([7, 8] if num_ranks == 1 else [5, 6])
     assert len(waited) == num_ranks - 1
-    assert ranks.decision_of_first_rank(7, 8) == ((7, 8) if num_ranks == 1 else (5, 6))
+    # What is no tensor of the device is the hosts' to tell.
+    assert ranks.decision_of_first_rank(7, 8) == ((7, 8) if num_ranks == 1 else (1, 0))
