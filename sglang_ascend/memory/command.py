@@ -37,12 +37,7 @@ def plan_memory(
     ] = 0.8,
     context_length: Annotated[int, typer.Option(min=1, help="Tokens of a request.")] = 8192,
     speculative_adaptive: Annotated[
-        bool,
-        typer.Option(
-            "--speculative-adaptive",
-            help="Count the hidden state of each token too, which that flag keeps beside the "
-            "KV cache: give the server the tokens as --max-total-tokens.",
-        ),
+        bool, typer.Option("--speculative-adaptive", help="Count what that flag keeps of a token.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -51,7 +46,8 @@ def plan_memory(
     Counts the tensors that config.json implies, MTP layer included, as SGLang's ranks share them:
     heads, experts and vocabulary are divided, norms, routers and the projections into the latent
     space are on every rank. The KV cache is bf16. What activations, graphs and libraries take
-    beside --mem-fraction-static is not counted, and nothing is measured.
+    beside --mem-fraction-static is not counted, and nothing is measured. SGLang's own count leaves
+    out what --speculative-adaptive keeps: give it the tokens as --max-total-tokens.
 
     Example: `sglang-ascend plan-memory my-deepseek --ranks 8 --ranks 16`
     """
