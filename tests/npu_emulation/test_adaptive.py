@@ -142,6 +142,7 @@ def test_a_mistake_in_catching_up_is_found(nano, layer, mistake):
     assert judged(layer, nano, 6, 24, mistake).wrong
 
 
+@pytest.mark.slow
 def test_two_ranks_have_the_k_of_the_first(guessable, exact):
     waves = [requests(SHORT, max_new_tokens=12)]
     flags = (*MTP, *SHORT_CONTEXT, *ADAPTIVE, *GRAPH_OF_4)
