@@ -195,7 +195,9 @@ def time_servers(
         }
         checks.append(Check(f"batch {batch}, {name}", None, measured))
     plain = seconds.pop("plain", None)
-    for name, times in seconds.items() if plain is not None else ():
+    if plain is None:
+        return checks
+    for name, times in seconds.items():
         ratios = [without / of_round for without, of_round in zip(plain, times, strict=True)]
         measured = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
         checks.append(Check(f"batch {batch}, output tokens/s, {name} / plain", None, measured))
