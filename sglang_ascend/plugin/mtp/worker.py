@@ -176,6 +176,7 @@ class MTPWorker(EAGLEWorkerV2):
         if self.chains is not None:  # adaptive: K is 0 to that one
             of_length, skipped = self.step_constants, self.chains.skipped
         step = self.models, self.sampling_parts, of_length, self.page_size, skipped
+        # In this order: that rows were kept by then has the graphs forget those that they run.
         compile_step(*step)
         if decodes_by_graphs():
             self.captured_steps = capture_steps(*step)

@@ -61,13 +61,12 @@ class SkippedRows:
 
     def forget(self, slots: torch.Tensor) -> None:
         """The MTP layer runs on these rows itself."""
-        self.next_tokens[slots] = NOT_SKIPPED
+        if self.any_kept:
+            self.next_tokens[slots] = NOT_SKIPPED
 
     def begin_anew(self) -> None:
-        """Nothing was skipped: what was kept so far was of no request."""
-        self.next_tokens.fill_(NOT_SKIPPED)
+        """What was kept so far was of no request: it lies in slot 0."""
         self.any_kept = self.is_behind = False
-        self.seconds_per_row = 0.0
 
     def slots_of(self, slot_table: torch.Tensor, lens: torch.Tensor) -> torch.Tensor:
         """Which of the first ``lens`` positions of each request were skipped, int64 [n, 2] of

@@ -20,7 +20,7 @@ def unsupported_with_chains(server_args: Any) -> dict[str, bool]:
     if most_looked_up():
         variable = env.LOOKUP_DRAFTS.name
         unsupported |= _unsupported_where_the_layer_is_skipped(variable, server_args)
-        unsupported |= _unsupported_by_the_host(variable, server_args)
+        unsupported |= _unsupported_where_captured(variable)
     if ends_chains():
         unsupported |= _unsupported_with_ends(server_args)
     return unsupported
@@ -57,10 +57,15 @@ def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
 
 def _unsupported_with_ends(server_args: Any) -> dict[str, bool]:
     variable = env.DRAFT_P_MIN.name
-    return _unsupported_by_the_host(variable, server_args) | {
-        # It measures what K drafts cost and keep, and chooses K.
-        f"{variable} with --speculative-adaptive": asks_adaptive(server_args),
-    }
+    unsupported = _unsupported_with_lengths(variable, server_args)
+    return (
+        unsupported
+        | _unsupported_where_captured(variable)
+        | {
+            # It measures what K drafts cost and keep, and chooses K.
+            f"{variable} with --speculative-adaptive": asks_adaptive(server_args),
+        }
+    )
 
 
 def _unsupported_where_the_layer_is_skipped(flag: str, server_args: Any) -> dict[str, bool]:
@@ -71,13 +76,11 @@ def _unsupported_where_the_layer_is_skipped(flag: str, server_args: Any) -> dict
     }
 
 
-def _unsupported_by_the_host(flag: str, server_args: Any) -> dict[str, bool]:
-    """What ``flag`` is not served with, for the host reads drafts to decide by them."""
+def _unsupported_where_captured(flag: str) -> dict[str, bool]:
+    """``flag`` has the host read drafts and decide by them; a captured step is drafted whole, and
+    SGLang's own worker knows one length of chains."""
     profile = device_profile()
-    return _unsupported_with_lengths(flag, server_args) | {
-        # A captured step is drafted whole, and SGLang's own worker knows one length of chains.
-        f"{flag} on this device": not profile.runs_step or profile.captures_step,
-    }
+    return {f"{flag} on this device": not profile.runs_step or profile.captures_step}
 
 
 def _unsupported_with_lengths(flag: str, server_args: Any) -> dict[str, bool]:

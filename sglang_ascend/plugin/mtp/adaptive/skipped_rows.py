@@ -35,9 +35,7 @@ def make_skipped(target_worker: Any, is_separate_model: bool) -> SkippedRows:
 
 def before_prefill(skipped: SkippedRows, batch: ScheduleBatch, models: StepModels) -> None:
     """What the prompts begin with is caught up, the rest is the prefill's."""
-    if not skipped.any_kept:
-        return
-    if any(batch.prefix_lens):
+    if skipped.any_kept and any(batch.prefix_lens):
         _catch_up(skipped, batch, models, torch.tensor(batch.prefix_lens, device=batch.device))
     skipped.forget(batch.out_cache_loc)
 

@@ -21,7 +21,7 @@ from sglang_ascend.speculative.adaptive.beliefs import LookedUp
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 from sglang_ascend.speculative.lookup.choice import widths
 from sglang_ascend.speculative.skipped import SkippedRows
-from sglang_ascend.speculative.timeline import Clock, HostClock
+from sglang_ascend.speculative.timeline import Clock
 
 logger = logging.getLogger(__name__)
 
@@ -65,15 +65,15 @@ class AdaptiveSteps:
         self,
         max_drafts: int,
         skipped: SkippedRows,
+        clock: Clock,
         lookups: RequestLookups | None = None,
         on_change: Callable[[int], None] = lambda num_drafts: None,
-        clock: Clock | None = None,
     ) -> None:
         self.policy, self.skipped, self.lookups = AdaptiveDrafts(max_drafts), skipped, lookups
         self.in_chains = max_drafts
         # Drafts behind the prompts of requests that have made no step since.
         self.behind_prompts: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
-        self._on_change, self._clock = on_change, clock or HostClock()
+        self._on_change, self._clock = on_change, clock
         self._timed: _Timed | None = None
         self._unread = deque[_Ended]()
         self._unsettled = Unsettled[_Drafted]()
@@ -194,4 +194,4 @@ class AdaptiveSteps:
 def make_adaptive(
     max_drafts: int, skipped: SkippedRows, lookups: RequestLookups | None
 ) -> AdaptiveSteps:
-    return AdaptiveSteps(max_drafts, skipped, lookups, make_draft_gauge(), make_clock())
+    return AdaptiveSteps(max_drafts, skipped, make_clock(), lookups, make_draft_gauge())
