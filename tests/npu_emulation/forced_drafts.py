@@ -78,6 +78,11 @@ def caught_up_with_tokens_of_others() -> None:
     SkippedRows.keep = mistaken
 
 
+def never_forgotten() -> None:
+    """Rows that the MTP layer runs itself count as skipped, as they were when their slots were."""
+    SkippedRows.forget = lambda self, slots: None
+
+
 def not_told_of_replays() -> None:
     """The host does not know that a replayed step has left the MTP layer out."""
     SkippedRows.were_kept = lambda self: None
@@ -85,7 +90,12 @@ def not_told_of_replays() -> None:
 
 MISTAKES: dict[str, Callable[[], None]] = {
     mistake.__name__: mistake
-    for mistake in (not_caught_up, caught_up_with_tokens_of_others, not_told_of_replays)
+    for mistake in (
+        not_caught_up,
+        caught_up_with_tokens_of_others,
+        never_forgotten,
+        not_told_of_replays,
+    )
 }
 
 

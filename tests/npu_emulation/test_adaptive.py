@@ -131,15 +131,17 @@ def test_each_of_many_steps_accepts_what_the_definition_gives(nano, layer):
 
 
 @pytest.mark.parametrize(
-    "mistake",
+    ("mistake", "num_prompts"),
     [
-        "not_caught_up",
-        pytest.param("caught_up_with_tokens_of_others", marks=pytest.mark.slow),
-        pytest.param("not_told_of_replays", marks=pytest.mark.slow),
+        ("not_caught_up", 6),
+        pytest.param("caught_up_with_tokens_of_others", 6, marks=pytest.mark.slow),
+        pytest.param("not_told_of_replays", 6, marks=pytest.mark.slow),
+        # Slots must have been another request's.
+        pytest.param("never_forgotten", 50, marks=pytest.mark.slow),
     ],
 )
-def test_a_mistake_in_catching_up_is_found(nano, layer, mistake):
-    assert judged(layer, nano, 6, 24, mistake).wrong
+def test_a_mistake_in_catching_up_is_found(nano, layer, mistake, num_prompts):
+    assert judged(layer, nano, num_prompts, 24, mistake).wrong
 
 
 @pytest.mark.slow
