@@ -14,5 +14,12 @@ def refusals(*also: type[Exception]) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, *also) as error:
-        typer.echo(f"sglang-ascend: {error}", err=True)
+        typer.echo(f"sglang-ascend: {_sentence(error)}", err=True)
         raise typer.Exit(2) from None
+
+
+def _sentence(error: Exception) -> str:
+    """What the error says; of an error of the system the file, and what is wrong with it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
+    return str(error)

@@ -20,6 +20,7 @@ from sglang_ascend.ops.attention.numba_tiles import (
     score,
     widen_vectors,
 )
+from sglang_ascend.ops.attention.reference import whole
 from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 from sglang_ascend.ops.numba_vectors import LANES
@@ -111,10 +112,8 @@ def paged_mla(
     query_rope: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``reference.paged_mla``: one key head, whose values are its keys without the rope part."""
-    if query_rope is not None:
-        query = torch.cat([query, query_rope], dim=-1)
     return paged_gqa(
-        query,
+        whole(query, query_rope),
         latent_cache,
         latent_cache,
         *pages,

@@ -14,6 +14,7 @@ import torch
 
 from sglang_ascend.ops.attention import numba
 from sglang_ascend.ops.attention import torch as blocks
+from sglang_ascend.ops.attention.reference import whole
 
 # Multiplications of queries by keys, of one request, up to which ``numba``'s is faster.
 MOST_PRODUCTS = 1 << 22
@@ -62,9 +63,7 @@ def paged_mla_ragged(
     query_rope: torch.Tensor | None = None,
     **sizes: Any,
 ) -> torch.Tensor:
-    if query_rope is not None:
-        query = torch.cat([query, query_rope], dim=-1)
-    bodies = numba.paged_mla, blocks.paged_mla_ragged
+    query, bodies = whole(query, query_rope), (numba.paged_mla, blocks.paged_mla_ragged)
     return _request_by_request(*bodies, query, (latent_cache,), *of_requests, **sizes)
 
 

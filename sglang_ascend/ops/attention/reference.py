@@ -102,12 +102,15 @@ def paged_mla_ragged(
     **sizes: Any,
 ) -> torch.Tensor:
     """Latent attention of prefill: lengths as in ``paged_gqa_ragged``, maths of ``paged_mla``."""
-    if query_rope is not None:
-        query = torch.cat([query, query_rope], dim=-1)
     if rope_cache is not None:
         latent_cache = torch.cat([latent_cache, rope_cache], dim=-1)
     caches = latent_cache, latent_cache[..., :kv_lora_rank]
-    return paged_gqa_ragged(query, *caches, block_table, kv_lens, **sizes)
+    return paged_gqa_ragged(whole(query, query_rope), *caches, block_table, kv_lens, **sizes)
+
+
+def whole(query: torch.Tensor, query_rope: torch.Tensor | None) -> torch.Tensor:
+    """A latent query with its rope part behind it, where that is a tensor of its own."""
+    return query if query_rope is None else torch.cat([query, query_rope], dim=-1)
 
 
 def paged_mla(

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from sglang_ascend.ops.attention.reference import whole
+
 # Requests of like length are padded to one length and attended at once. Four are enough to pay
 # for a call; eight buckets waste 1/16 of a spread of lengths where one would waste half.
 MIN_BUCKET_SIZE = 4
@@ -65,10 +67,6 @@ def _gather_latent(
     if rope_cache is None:
         return latent
     return torch.cat([latent, _gather_rows(rope_cache, rows, dtype)], dim=-1)
-
-
-def _whole(query: torch.Tensor, query_rope: torch.Tensor | None) -> torch.Tensor:
-    return query if query_rope is None else torch.cat([query, query_rope], dim=-1)
 
 
 def _attend_bucket(
@@ -136,7 +134,7 @@ def paged_mla(
     query_rope: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``reference.paged_mla``; reads kv_lens on the host."""
-    query = _whole(query, query_rope)
+    query = whole(query, query_rope)
     query_of = query.view(len(kv_lens), query_len, *query.shape[1:])
     output = query_of.new_empty(*query_of.shape[:3], kv_lora_rank)
     for requests, max_kv_len in _length_buckets(kv_lens):
@@ -204,7 +202,7 @@ def paged_mla_ragged(
     query_rope: torch.Tensor | None = None,
 ) -> torch.Tensor:
     output = []
-    for i, queries in enumerate(_whole(query, query_rope).split(list(query_lens))):
+    for i, queries in enumerate(whole(query, query_rope).split(list(query_lens))):
         rows = _head_rows(block_table[i : i + 1], page_size, 1, kv_lens[i])
         latent = _gather_latent(latent_cache, rope_cache, rows, query.dtype)
         output.append(_attend_request(queries, latent, latent, scale)[..., :kv_lora_rank])

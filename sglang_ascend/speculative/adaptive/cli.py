@@ -67,18 +67,11 @@ def plan_speculation(
             raise PlanError("no cost was given: --target-ms, or --costs FILE.")
         plan = make_plan(rates or [], of_batch, max_drafts)
         if plot is not None:
-            _write(plot, draw(plan))
+            plot.write_text(draw(plan), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(plan.to_json(), indent=2))
     else:
         _print(plan)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PlanError(f"{path} cannot be written: {error.strerror}.") from None
 
 
 def _print(plan: Plan) -> None:
