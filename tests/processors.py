@@ -8,10 +8,11 @@ import llvmlite.binding
 HASWELL = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma,+bmi,+bmi2,+avx,+sse4.2"}
 
 
-def without(feature: str) -> dict[str, str]:
-    """This processor without one of LLVM's features."""
+def without(*absent: str) -> dict[str, str]:
+    """This processor without some of LLVM's features."""
     features = dict(llvmlite.binding.get_host_cpu_features())
-    flags = [f"{'+' if has and name != feature else '-'}{name}" for name, has in features.items()]
+    present = {name for name, has in features.items() if has} - {*absent}
+    flags = [f"{'+' if name in present else '-'}{name}" for name in features]
     return {
         "NUMBA_CPU_NAME": llvmlite.binding.get_host_cpu_name(),
         "NUMBA_CPU_FEATURES": ",".join(flags),

@@ -46,12 +46,14 @@ def load_widened(builder: Any, address: Any, vector: ir.VectorType, is_narrow: b
     return builder.bitcast(builder.shl(wide, ir.Constant(words, [16] * vector.count)), vector)
 
 
-def prefetch(builder: Any, address: Any, bytes_ahead: int) -> None:
-    """Into the nearest cache, to be read; an address beyond the memory does nothing."""
+def prefetch(builder: Any, address: Any, bytes_ahead: int, nearest: bool = True) -> None:
+    """Into the nearest cache or the one behind it, to be read; an address beyond the memory does
+    nothing."""
     pointer, int32 = ir.IntType(8).as_pointer(), ir.IntType(32)
     shape = ir.FunctionType(ir.VoidType(), [pointer, int32, int32, int32])
     function = cgutils.get_or_insert_function(builder.module, shape, "llvm.prefetch.p0i8")
-    how = [ir.Constant(int32, number) for number in (0, 3, 1)]  # to read, nearest, data
+    # To read, of caches the nearest or the next, data.
+    how = [ir.Constant(int32, number) for number in (0, 3 if nearest else 2, 1)]
     ahead = builder.add(address, ir.Constant(address.type, bytes_ahead))
     builder.call(function, [builder.inttoptr(ahead, pointer), *how])
 

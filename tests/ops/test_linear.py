@@ -17,7 +17,9 @@ from sglang_ascend.ops.linear import numba, onednn
 
 # Rows of decode, verify, a small batch and prefill; sizes that no vector width divides.
 ROWS = pytest.mark.parametrize("rows", [1, 2, 4, 7, 16, 130])
-SIZES = pytest.mark.parametrize("sizes", [(1, 1), (7, 5), (576, 1536), (38, 4097)], ids=str)
+SIZES = pytest.mark.parametrize(
+    "sizes", [(1, 1), (7, 5), (50, 96), (576, 1536), (38, 4097)], ids=str
+)
 DTYPES = (torch.float32, torch.bfloat16)
 # Each implementation in every dtype that it accepts.
 IMPLEMENTATIONS = pytest.mark.parametrize(
@@ -124,16 +126,23 @@ def test_bf16_is_multiplied_in_float32_where_the_processor_does_not_multiply_it(
         assert not differences(linear.linear(x, prepared, bias), x, weight, bias).any()
 
 
-# Pairs of bfloat16 need AVX512-BF16, which not every processor with AVX-512 has.
 @pytest.mark.parametrize(
-    "processor", [HASWELL, without("avx512bf16")], ids=["no AVX-512", "no AVX512-BF16"]
+    ("processor", "has_pairs"),
+    [
+        (HASWELL, False),
+        (without("avx512bf16", "amx-bf16"), False),
+        (without("amx-bf16"), numba.HAS_PAIRS),
+    ],
+    ids=["no AVX-512", "neither pairs nor tiles", "no tiles"],
 )
-def test_bfloat16_is_multiplied_without_products_of_pairs_too(processor, tmp_path):
+def test_bfloat16_is_multiplied_by_processors_with_fewer_products_too(
+    processor, has_pairs, tmp_path
+):
     program = (
         "import torch, sys; sys.path[:0] = ['tests', 'tests/ops']\n"
         "from test_linear import differences, draw\n"
         "from sglang_ascend.ops.linear import numba\n"
-        "assert not numba.HAS_PAIRS\n"
+        f"assert numba.HAS_PAIRS == {has_pairs} and not numba.HAS_TILES\n"
         "for sizes in (7, 5), (576, 1536), (38, 4097):\n"
         "    for rows in 1, 2:\n"
         "        x, weight, bias = draw(rows, sizes, torch.bfloat16)\n"
@@ -165,9 +174,8 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(
     of_rows, of_input = dtypes
     x, weight, bias = (one.to(of_input) for one in draw(16, sizes))
     prepared = numba.prepare(weight.to(of_rows).to(of_input))
-    assert prepared.rows is not None and prepared.packed is not None
-    assert prepared.rows.dtype == of_rows
-    x = x[: numba.MOST_ROWS[prepared.packed.dtype]]
+    assert prepared.rows is not None and prepared.rows.dtype == of_rows
+    x = x[: prepared.most_rows]
     together = numba.linear(x, prepared, bias)
     for rows in (1, 3, 4, 7):
         parts = [numba.linear(part, prepared, bias) for part in x.split(rows)]

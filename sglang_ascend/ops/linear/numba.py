@@ -25,10 +25,12 @@ from sglang_ascend.ops.linear.numba_dots import (
     dots_of_weight,
     dots_of_weights,
 )
+from sglang_ascend.ops.linear.numba_tiles import COLUMNS, ROWS, has_tiles, work_in_tiles
 from sglang_ascend.ops.linear.reference import PreparedWeight
 from sglang_ascend.ops.numba_floats import array_at, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 
+HAS_TILES = has_tiles()
 # Beyond these oneDNN's blocks of a packed weight are as fast, by the dtype that it multiplies.
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 6 if HAS_PAIRS else 2}
 # Rows of weights that a thread takes at a time.
@@ -40,7 +42,11 @@ accepts_weight = onednn.accepts_weight
 
 def prepare(weight: torch.Tensor) -> PreparedWeight:
     """oneDNN's, and ``rows``, of which products of few rows are made here."""
-    return replace(onednn.prepare_packed(weight), rows=_as_narrow_as_it_is(weight.detach()))
+    prepared, rows = onednn.prepare_packed(weight), _as_narrow_as_it_is(weight.detach())
+    assert prepared.packed is not None
+    in_tiles = _are_multiplied_in_tiles(rows, weight.dtype)
+    most_rows = ROWS if in_tiles else MOST_ROWS[prepared.packed.dtype]
+    return replace(prepared, rows=rows, most_rows=most_rows)
 
 
 def _as_narrow_as_it_is(weight: torch.Tensor) -> torch.Tensor:
@@ -50,14 +56,19 @@ def _as_narrow_as_it_is(weight: torch.Tensor) -> torch.Tensor:
     return narrow if torch.equal(narrow.float(), weight) else weight.contiguous()
 
 
+def _are_multiplied_in_tiles(rows: torch.Tensor, of_input: torch.dtype) -> bool:
+    if not HAS_TILES or of_input != torch.bfloat16:
+        return False
+    out, width = rows.shape
+    return out >= ROWS and width % COLUMNS == 0
+
+
 def accepts_rows(x: torch.Tensor, weight: PreparedWeight, bias: torch.Tensor | None = None) -> bool:
     return _are_few(x, weight) or onednn.accepts_rows(x, weight, bias)
 
 
 def _are_few(x: torch.Tensor, weight: PreparedWeight) -> bool:
-    if weight.rows is None or weight.packed is None or x.dtype != weight.dense.dtype:
-        return False
-    return 0 < x.numel() <= MOST_ROWS[weight.packed.dtype] * x.shape[-1]
+    return x.dtype == weight.dense.dtype and 0 < x.numel() <= weight.most_rows * x.shape[-1]
 
 
 def linear(
@@ -69,6 +80,8 @@ def linear(
     inputs, (out, width) = x.contiguous(), weight.rows.shape
     bias = None if bias is None else bias.detach().float()
     output = x.new_empty(*x.shape[:-1], out)
+    in_tiles = _are_multiplied_in_tiles(weight.rows, x.dtype)
+    work = _IN_TILES if in_tiles else _WORK[weight.rows.dtype, x.dtype]
     _multiply(
         weight.rows.data_ptr(),
         width * weight.rows.element_size(),
@@ -78,7 +91,7 @@ def linear(
         inputs.numel() // width,
         0 if bias is None else bias.data_ptr(),
         output.data_ptr(),
-        _WORK[weight.rows.dtype, x.dtype].address,
+        work.address,
         parallel_region(),
         num_threads(),
     )
@@ -167,6 +180,12 @@ def _bfloat16_by_bfloat16(job):
     _work(job, np.uint16(0), np.uint16(0))
 
 
+def _bfloat16_in_tiles(job):
+    work_in_tiles(job)
+
+
+# Compiled where there are tiles alone: elsewhere LLVM has no such instructions.
+_IN_TILES: Any = HAS_TILES and numba.cfunc("void(intp)", cache=True)(_bfloat16_in_tiles)
 # By the dtypes of a weight's rows and of the input.
 _WORK: dict[tuple[torch.dtype, torch.dtype], Any] = {
     (torch.float32, torch.float32): _float32_by_float32,

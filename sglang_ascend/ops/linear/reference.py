@@ -13,7 +13,8 @@ class PreparedWeight:
 
     dense: torch.Tensor  # [output_size, input_size]
     packed: torch.Tensor | None = None
-    rows: torch.Tensor | None = None  # [output_size, input_size]; None: all go to ``packed``
+    rows: torch.Tensor | None = None  # [output_size, input_size]
+    most_rows: int = 0  # of an input that ``rows`` is multiplied by; others go to ``packed``
 
 
 def prepare(weight: torch.Tensor) -> PreparedWeight:
