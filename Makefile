@@ -14,7 +14,7 @@ ARGS ?=
 
 BIN := $(VENV)/bin
 CODE := sglang_ascend tests benchmarks examples recipes
-# Two workers: one has every test that shares servers, the other the rest. ARGS="-n 0 -s" runs without.
+# Two workers: one has every test that shares servers, the other the rest; both take documented commands. ARGS="-n 0 -s" runs without.
 PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 .PHONY: help

@@ -30,10 +30,13 @@ collect_ignore = [] if "NPU_EMULATION" in os.environ else ["npu_emulation"]
 
 
 class ServersInOneWorker(LoadScopeScheduling):
-    """A file is one worker's; so are all files that share the pool of servers."""
+    """A file is one worker's; so are all files that share the pool of servers. Documented commands
+    come last and take minutes: whoever is free takes the next."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
+        if file == "tests/test_documented_commands.py":
+            return nodeid
         return "servers" if file.startswith("tests/serving/") else file
 
 

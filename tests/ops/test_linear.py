@@ -126,23 +126,18 @@ def test_bf16_is_multiplied_in_float32_where_the_processor_does_not_multiply_it(
         assert not differences(linear.linear(x, prepared, bias), x, weight, bias).any()
 
 
+# Pairs of bfloat16 need AVX512-BF16, which not every processor with AVX-512 has; tiles need AMX.
 @pytest.mark.parametrize(
-    ("processor", "has_pairs"),
-    [
-        (HASWELL, False),
-        (without("avx512bf16", "amx-bf16"), False),
-        (without("amx-bf16"), numba.HAS_PAIRS),
-    ],
-    ids=["no AVX-512", "neither pairs nor tiles", "no tiles"],
+    "processor",
+    [HASWELL, without("avx512bf16", "amx-bf16")],
+    ids=["no AVX-512", "no AVX512-BF16"],
 )
-def test_bfloat16_is_multiplied_by_processors_with_fewer_products_too(
-    processor, has_pairs, tmp_path
-):
+def test_bfloat16_is_multiplied_without_products_of_pairs_too(processor, tmp_path):
     program = (
         "import torch, sys; sys.path[:0] = ['tests', 'tests/ops']\n"
         "from test_linear import differences, draw\n"
         "from sglang_ascend.ops.linear import numba\n"
-        f"assert numba.HAS_PAIRS == {has_pairs} and not numba.HAS_TILES\n"
+        "assert not numba.HAS_PAIRS and not numba.HAS_TILES\n"
         "for sizes in (7, 5), (576, 1536), (38, 4097):\n"
         "    for rows in 1, 2:\n"
         "        x, weight, bias = draw(rows, sizes, torch.bfloat16)\n"
@@ -153,6 +148,16 @@ def test_bfloat16_is_multiplied_by_processors_with_fewer_products_too(
     environment = {**os.environ, **processor, "NUMBA_CACHE_DIR": str(tmp_path)}
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=root)
+
+
+@pytest.mark.parametrize("sizes", [(50, 96), (576, 1536)], ids=str)
+def test_bfloat16_is_multiplied_without_tiles_too(sizes, monkeypatch):
+    monkeypatch.setattr(numba, "HAS_TILES", False)
+    x, weight, bias = draw(16, sizes, torch.bfloat16)
+    prepared = numba.prepare(weight)
+    for rows in range(1, prepared.most_rows + 1):
+        result = numba.linear(x[:rows], prepared, bias)
+        assert not differences(result, x[:rows], weight, bias).any(), rows
 
 
 # Of a weight's rows, and of the input.
