@@ -66,17 +66,36 @@ class Template:
         )
         atexit.register(self.stop)
 
-    def begin(self, arguments: Sequence[str], environ: Mapping[str, str], *streams: int) -> Program:
-        """`python -m ARGUMENTS` with files for its input, output and errors, in a session of its
-        own."""
+    def begin(
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        *streams: int,
+        folder: str | None = None,
+    ) -> Program:
+        """`python -m ARGUMENTS` in a folder, this one if none is given, with files for its input,
+        output and errors, in a session of its own."""
         while not Path(self._address).exists():
             if self._process.poll() is not None:
                 raise RuntimeError("the template of begun processes has ended.")
             time.sleep(0.05)
-        return _begin(self._address, arguments, {**environ, TEMPLATE: self._address}, streams)
+        told = {**environ, TEMPLATE: self._address}
+        return _begin(self._address, arguments, told, streams, folder)
+
+    def run_text(
+        self, text: str, arguments: Sequence[str], environ: Mapping[str, str], timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """As ``run``, of a program's text."""
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "program.py").write_text(text)
+            return self.run(["program", *arguments], environ, timeout, folder)
 
     def run(
-        self, arguments: Sequence[str], environ: Mapping[str, str], timeout: float
+        self,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        timeout: float,
+        folder: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """As ``subprocess.run`` of `python -m ARGUMENTS` without input. Raises TimeoutError."""
         with (
@@ -85,7 +104,7 @@ class Template:
             tempfile.TemporaryFile("w+") as errors,
         ):
             streams = (stream.fileno() for stream in (nothing, output, errors))
-            program = self.begin(arguments, environ, *streams)
+            program = self.begin(arguments, environ, *streams, folder=folder)
             try:
                 status = program.wait(timeout)
             except TimeoutError:
@@ -145,11 +164,15 @@ def again(arguments: Sequence[str], environ: Mapping[str, str], stdin: int = 0) 
 
 
 def _begin(
-    address: str, arguments: Sequence[str], environ: Mapping[str, str], streams: Sequence[int]
+    address: str,
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    streams: Sequence[int],
+    folder: str | None = None,
 ) -> Program:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
-    request = json.dumps([list(arguments), dict(environ), os.getcwd()]).encode()
+    request = json.dumps([list(arguments), dict(environ), folder or os.getcwd()]).encode()
     socket.send_fds(connection, [request], list(streams))
     return Program(connection)
 

@@ -16,7 +16,7 @@ from sglang_ascend.ops import linear
 from sglang_ascend.ops.linear import numba, onednn
 
 # Rows of decode, verify, a small batch and prefill; sizes that no vector width divides.
-ROWS = pytest.mark.parametrize("rows", [1, 2, 4, 7, 16, 130])
+ROWS = pytest.mark.parametrize("rows", [1, 2, 4, 7, 16, 40, 130])
 SIZES = pytest.mark.parametrize(
     "sizes", [(1, 1), (7, 5), (50, 96), (576, 1536), (38, 4097)], ids=str
 )
@@ -177,12 +177,12 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(
 ):
     threads_of(num_threads)
     of_rows, of_input = dtypes
-    x, weight, bias = (one.to(of_input) for one in draw(16, sizes))
+    x, weight, bias = (one.to(of_input) for one in draw(64, sizes))
     prepared = numba.prepare(weight.to(of_rows).to(of_input))
     assert prepared.rows is not None and prepared.rows.dtype == of_rows
     x = x[: prepared.most_rows]
     together = numba.linear(x, prepared, bias)
-    for rows in (1, 3, 4, 7):
+    for rows in (1, 3, 7, 33):
         parts = [numba.linear(part, prepared, bias) for part in x.split(rows)]
         assert torch.equal(torch.cat(parts), together)
 
@@ -213,8 +213,11 @@ def test_a_weight_is_read_as_bfloat16_only_where_that_is_all_that_it_is():
     assert not differences(numba.linear(x, prepared), x, weight).any()
 
 
-def test_what_is_not_a_number_is_kept():
-    x, weight, _ = draw(3, (9, 24))
+@pytest.mark.parametrize(
+    ("sizes", "dtype"), [((9, 24), torch.float32), ((17, 64), torch.bfloat16)], ids=str
+)
+def test_what_is_not_a_number_is_kept(sizes, dtype):
+    x, weight, _ = draw(3, sizes, dtype)
     x[0, 23], x[1, 3], weight[8] = torch.nan, torch.inf, weight[8].abs()
     result = numba.linear(x, numba.prepare(weight))
     assert result[0].isnan().all() and result[1, 8] == torch.inf and result[2].isfinite().all()

@@ -10,12 +10,11 @@ import inspect
 import json
 import logging
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from begun import template
 
 from sglang_ascend.plugin.hooks.ledger import COMMON_HOOKS, CPU_HOOKS, HOOKS, Hook
 
@@ -193,9 +192,9 @@ def test_the_variable_leaves_the_required_ones(monkeypatch):
 def hooks_by_moment(profile: str, *algorithms: str | None, environ=None) -> tuple[list[list], str]:
     """Targets changed once plugins are loaded, and after each server's arguments; and what a
     process that starts now is told."""
-    command = [sys.executable, "-c", SERVER, profile, json.dumps(algorithms)]
     environ = {**os.environ, "SGLANG_ASCEND_SERVES_MTP": "", **(environ or {})}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    arguments = [profile, json.dumps(algorithms)]
+    done = template().run_text(SERVER, arguments, environ, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

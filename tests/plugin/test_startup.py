@@ -1,16 +1,18 @@
 """A server that would run without us, or not as asked, does not start: one sentence, exit code 1.
 
 SGLang logs and swallows a plugin's exception, and a hook that it could not apply; it would serve
-without them. These are real processes of each way to start a server.
+without them. Each way to start a server is a real process; where it lacks something, a begun one.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from begun import template
 
 pytestmark = pytest.mark.sglang
 
@@ -65,6 +67,10 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(part) for part in command], capture_output=True, text=True)
 
 
+def run_text(text: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
+    return template().run_text(text, flags, os.environ, timeout=300)
+
+
 def assert_refused(done: subprocess.CompletedProcess[str], *said: str) -> None:
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     sentences = [line for line in lines if line.startswith("sglang-ascend: ")]
@@ -85,19 +91,19 @@ def flags(tiny_mimo) -> list[str]:
 
 
 def test_another_version_of_sglang_is_refused(flags):
-    done = run(sys.executable, "-c", WRONG_VERSION + LAUNCH, *flags)
+    done = run_text(WRONG_VERSION + LAUNCH, flags)
     assert_refused(done, "adapts SGLang 0.5.23, found 0.5.24", "install sglang==0.5.23")
 
 
 def test_the_same_refusal_as_an_ordinary_exception_is_only_logged(flags):
     """The control: SGLang goes on without us, and stops elsewhere for another reason."""
-    done = run(sys.executable, "-c", WRONG_VERSION + AS_ORDINARY_EXCEPTION + LAUNCH, *flags)
+    done = run_text(WRONG_VERSION + AS_ORDINARY_EXCEPTION + LAUNCH, flags)
     assert "Failed to execute general plugin: sglang_ascend" in done.stderr
     assert not done.stderr.strip().splitlines()[-1].startswith("sglang-ascend: ")
 
 
 def test_a_hook_whose_target_is_gone_is_refused(flags):
-    done = run(sys.executable, "-c", MISSING_TARGET + LAUNCH, *flags)
+    done = run_text(MISSING_TARGET + LAUNCH, flags)
     # SGLang's own account of the failed hook is a logged traceback; ours is the last word.
     sentence = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1
@@ -107,7 +113,7 @@ def test_a_hook_whose_target_is_gone_is_refused(flags):
 
 
 def test_a_registration_that_fails_is_refused(flags):
-    done = run(sys.executable, "-c", FAILED_REGISTRATION + LAUNCH, *flags)
+    done = run_text(FAILED_REGISTRATION + LAUNCH, flags)
     assert_refused(done, "registration failed (TypeError: register() got an", "doctor")
 
 

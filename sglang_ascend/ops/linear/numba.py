@@ -25,7 +25,13 @@ from sglang_ascend.ops.linear.numba_dots import (
     dots_of_weight,
     dots_of_weights,
 )
-from sglang_ascend.ops.linear.numba_tiles import COLUMNS, ROWS, has_tiles, work_in_tiles
+from sglang_ascend.ops.linear.numba_tiles import (
+    COLUMNS,
+    MOST_GROUPS,
+    ROWS,
+    has_tiles,
+    work_in_tiles,
+)
 from sglang_ascend.ops.linear.reference import PreparedWeight
 from sglang_ascend.ops.numba_floats import array_at, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
@@ -45,7 +51,7 @@ def prepare(weight: torch.Tensor) -> PreparedWeight:
     prepared, rows = onednn.prepare_packed(weight), _as_narrow_as_it_is(weight.detach())
     assert prepared.packed is not None
     in_tiles = _are_multiplied_in_tiles(rows, weight.dtype)
-    most_rows = ROWS if in_tiles else MOST_ROWS[prepared.packed.dtype]
+    most_rows = MOST_GROUPS * ROWS if in_tiles else MOST_ROWS[prepared.packed.dtype]
     return replace(prepared, rows=rows, most_rows=most_rows)
 
 
