@@ -1,8 +1,8 @@
 """Products of bfloat16 in the tiles of AMX, summed in float32: 16 rows of weights times 64 inputs.
 
-One instruction multiplies 32 columns of 16 rows of both, so that few inputs take that time in which
-the weights arrive. These are read where they lie. Of the inputs two columns lie beside each other,
-as the instruction takes them. It takes what is too small for a normal number as 0.
+One instruction multiplies 32 columns of 16 rows of both, so that 16 inputs take no longer than the
+weights take to arrive. These are read where they lie. Of the inputs two columns lie beside each
+other, as the instruction takes them. It takes what is too small for a normal number as 0.
 Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
 """
 
