@@ -71,7 +71,7 @@ def measure(layers: list[PreparedWeight], num_rows: int, rounds: int) -> dict[st
 
 def main(
     rounds: Annotated[int, typer.Option(help="Alternating pairs per case.")] = 15,
-    rows: Annotated[list[int], typer.Option(help="Rows of the input.")] = [1, 2, 4, 8, 16],  # noqa: B006
+    rows: Annotated[list[int], typer.Option(help="Rows of the input.")] = [1, 4, 6, 16, 32, 64],  # noqa: B006
     threads: Annotated[int, typer.Option(help="Threads.")] = 1,
     num_layers: Annotated[int, typer.Option(help="Layers.")] = NUM_LAYERS,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")] = False,
