@@ -37,6 +37,11 @@ def load(builder: Any, address: Any, vector: ir.VectorType) -> Any:
     return loaded
 
 
+def store(builder: Any, vector: Any, address: Any) -> None:
+    """To an address that need not be aligned."""
+    builder.store(vector, builder.inttoptr(address, vector.type.as_pointer())).align = 1
+
+
 def load_widened(builder: Any, address: Any, vector: ir.VectorType, is_narrow: bool) -> Any:
     """As ``load``, of float32; of ``is_narrow`` ones' bits, which are bfloat16's."""
     if not is_narrow:

@@ -20,6 +20,7 @@ from sglang_ascend.ops.numba_vectors import (
     load,
     load_widened,
     prefetch,
+    store,
     sum_of_each,
 )
 
@@ -121,8 +122,7 @@ def _values(num_rows: int, num_chunks: int) -> Any:
                 place = _after(builder, totals, stride, row)
                 place = builder.add(place, ir.Constant(place.type, BYTES * n))
                 held = load(builder, place, VECTOR)
-                at = builder.inttoptr(place, VECTOR.as_pointer())
-                builder.store(builder.fadd(held, builder.load(total)), at).align = 1
+                store(builder, builder.fadd(held, builder.load(total)), place)
             return context.get_dummy_value()
 
         return types.void(*[types.intp] * 7), codegen
@@ -145,7 +145,7 @@ def _vectors(typingctx: Any, element: Any, source: Any, vectors: Any, target: An
             prefetch(builder, at_source, BYTES_AHEAD)
             values = load_widened(builder, at_source, VECTOR, is_narrow)
             place = builder.add(target, offset)
-            builder.store(values, builder.inttoptr(place, VECTOR.as_pointer())).align = 4
+            store(builder, values, place)
         return context.get_dummy_value()
 
     return types.void(element, *[types.intp] * 3), codegen

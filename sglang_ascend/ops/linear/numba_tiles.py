@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 
 from sglang_ascend.ops.numba_floats import array_at
 from sglang_ascend.ops.numba_threads import take
-from sglang_ascend.ops.numba_vectors import VECTOR, has_features, load, prefetch
+from sglang_ascend.ops.numba_vectors import VECTOR, has_features, load, prefetch, store
 
 # Of a tile; its rows have 64 bytes, and a cache line has as many.
 ROWS, COLUMNS, BYTES = 16, 32, 64
@@ -132,7 +132,7 @@ def _pack(typing_context, rows, of_row, count, packed):
             row = builder.select(builder.icmp_signed("<", row, count), row, last)
             vectors.append(load(builder, builder.add(rows, builder.mul(row, of_row)), _PAIRS))
         for number, vector in enumerate(_turned(builder, vectors)):
-            _store(builder, vector, builder.add(packed, ir.Constant(_INT64, number * BYTES)))
+            store(builder, vector, builder.add(packed, ir.Constant(_INT64, number * BYTES)))
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 4), codegen
@@ -157,7 +157,7 @@ def _write(typing_context, sums, bias, results, of_row, count):
             row_number = ir.Constant(_INT64, number)
             with builder.if_then(builder.icmp_signed("<", row_number, count)):
                 halves = builder.call(narrow, [builder.fadd(row, builder.load(biases))])
-                _store(builder, halves, builder.add(results, builder.mul(row_number, of_row)))
+                store(builder, halves, builder.add(results, builder.mul(row_number, of_row)))
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 5), codegen
@@ -182,10 +182,6 @@ def _turned(builder: Any, vectors: list[Any]) -> list[Any]:
                 turned[place] = builder.shuffle_vector(*pair, mask)
         vectors, distance = turned, 2 * distance
     return vectors
-
-
-def _store(builder: Any, vector: Any, address: Any) -> None:
-    builder.store(vector, builder.inttoptr(address, vector.type.as_pointer())).align = 1
 
 
 # Called as the intrinsics that they are in compiled code.
