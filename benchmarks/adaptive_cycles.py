@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_ascend.speculative.adaptive.noise import StepNoise
+from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
 
 # A step that takes so many times what others of its kind do met a pause of the machine.
 PAUSE = 3.0

@@ -38,7 +38,7 @@ class Variable(Generic[T]):
 
 def path(text: str) -> Path:
     if not text.strip():
-        raise ValueError("the path of a folder")
+        raise ValueError("a path")
     return Path(text).expanduser()
 
 
@@ -86,6 +86,14 @@ CACHE = Variable(
     path,
     "~/.cache/sglang-ascend",
     "Folder in which ready checkpoints are built and kept.",
+)
+
+ADAPTIVE_COSTS = Variable(
+    "SGLANG_ASCEND_ADAPTIVE_COSTS",
+    optional_path,
+    "",
+    "JSON file in which a server with --speculative-adaptive keeps what its steps cost, for the "
+    "next start; empty: each start learns it anew.",
 )
 
 DRAFT_P_MIN = Variable(
@@ -151,6 +159,7 @@ SERVES_MTP = Variable(
 
 VARIABLES: tuple[Variable, ...] = (
     CACHE,
+    ADAPTIVE_COSTS,
     DRAFT_P_MIN,
     LOOKUP_DRAFTS,
     LOSSY_ACCEPTANCE,

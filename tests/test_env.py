@@ -34,7 +34,7 @@ def test_a_value_that_does_not_parse_is_one_sentence_with_the_remedy():
         env.CACHE.get({"SGLANG_ASCEND_CACHE": " "})
     message = str(caught.value)
     assert "SGLANG_ASCEND_CACHE=' '" in message
-    assert "the path of a folder" in message
+    assert "it must be a path" in message
     assert "unset it" in message
     assert "\n" not in message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from launched_server import LaunchedServer, ServerConfig, greedy
 from server_pairs import TEST_TIMEOUT_S, ask_both, plain_and_mtp
 from serving_prompts import lossless_mix
 from watched_acceptance import with_parts
+
+from sglang_ascend.speculative.adaptive.costs import kept as kept_costs
 
 Prompts = list[list[int]]
 
@@ -81,3 +84,22 @@ def test_two_ranks_have_the_k_of_the_first(servers, model_folder, prompts, tmp_p
     assert len(chosen) == len(chains) == 2
     assert chosen[0] != chosen[1] and len(chosen[0]) > 100
     assert chains[0] == chains[1]
+
+
+def test_a_server_that_starts_again_knows_what_its_steps_cost(
+    servers, model_folder, prompts, tmp_path
+):
+    """Its log says so. The first one was told K, so that all are known."""
+    path = tmp_path / "costs.json"
+    kept = {"SGLANG_ASCEND_ADAPTIVE_COSTS": str(path)}
+    told = {"FORCED_DRAFTS": "0,0,0,1,1,1,2,2,2,3,3,3"}
+    (first,) = servers.get_flushed(forced(model_folder, **told, **kept))
+    replies = first.generate_each(prompts, greedy(32), 1)
+    found = kept_costs.read(path)
+    known = {kind.drafts for load in found.loads for kind in load.kinds}
+    assert known == {0, 1, 2, 3}
+    _, config = plain_and_mtp(model_folder, mtp_flags=("--speculative-adaptive",))
+    (again,) = servers.get_flushed(replace(config, variables=tuple(kept.items())))
+    assert f"known of {len(found.loads)} loads" in again.log()
+    replies_again = again.generate_each(prompts, greedy(32), 1)
+    assert [reply.tokens for reply in replies_again] == [reply.tokens for reply in replies]

@@ -10,9 +10,9 @@ from itertools import pairwise, repeat
 
 import pytest
 
-from sglang_ascend.speculative.adaptive import load_costs
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
-from sglang_ascend.speculative.adaptive.noise import StepNoise
+from sglang_ascend.speculative.adaptive.costs import every_load, one_load
+from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
 from sglang_ascend.speculative.adaptive.tuning import Tuning
 from sglang_ascend.speculative.adaptive.value import StepCosts, expected_tokens, speedups
 
@@ -46,6 +46,7 @@ class Machine:
     draft: float = 1.2e-3
     draft_row: float = 0.05e-3
     per_cached: float = 1e-8
+    cached_row: float = 0.1  # of per_cached, for each row more
     is_noisy: bool = False
     wanders: bool = False
     slower: float = 0.0  # now, a logarithm
@@ -53,7 +54,7 @@ class Machine:
     def seconds(self, batch: int, context: float, k: int) -> float:
         rows = batch * (k + 1)
         target = max(self.weights, rows * self.per_row) + 0.02e-3 * rows
-        attention = self.per_cached * batch * context * (1 + 0.1 * k)
+        attention = self.per_cached * batch * context * (1 + self.cached_row * k)
         return target + attention + k * (self.draft + batch * self.draft_row)
 
     def disturbance(self, rng: random.Random) -> float:
@@ -165,6 +166,26 @@ def test_the_best_k_is_found_on_a_machine_that_others_use_too(monkeypatch):
     assert on_a_shared_machine() < found - 0.01
 
 
+def where_the_context_matters() -> float:
+    """Worth of the best K's where short and long contexts come by turns. Each row attends by
+    itself, so that 16 requests of 64 tokens should draft and 16 of 768 should not."""
+    machine = Machine(weights=7.5e-3, per_row=0.25e-3, per_cached=1.5e-6, cached_row=1.2)
+    machine.rates, machine.wanders = [0.75, 0.7, 0.7], True
+    drafts, worth = AdaptiveDrafts(MAX_DRAFTS), []
+    for turn in range(12):
+        context = 768.0 if turn % 2 else 64.0
+        worth += shares(serve(drafts, machine, repeat((16, context), 300), turn))
+    return mean(worth[4 * 300 :])
+
+
+def test_what_steps_cost_with_short_contexts_says_little_of_long_ones(monkeypatch):
+    apart = where_the_context_matters()
+    assert apart >= 0.98
+    # The control: both are one load.
+    monkeypatch.setattr(every_load, "CONTEXT_RATIO", 16.0)
+    assert where_the_context_matters() < apart - 0.005
+
+
 def test_a_server_that_never_drafts_is_as_good_as_plain():
     machine = Machine(rates=[0.05, 0.05, 0.05], per_row=0.4e-3)
     drafts = AdaptiveDrafts(MAX_DRAFTS)
@@ -266,5 +287,5 @@ def after_a_disturbance() -> float:
 
 def test_what_was_measured_on_a_disturbed_machine_is_forgotten(monkeypatch):
     assert after_a_disturbance() >= 0.97
-    monkeypatch.setattr(load_costs, "ALONE_IN_JUMP", 0.0)
+    monkeypatch.setattr(one_load, "ALONE_IN_JUMP", 0.0)
     assert after_a_disturbance() < 0.9

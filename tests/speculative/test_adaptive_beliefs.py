@@ -10,9 +10,9 @@ from itertools import chain, repeat
 import pytest
 from test_adaptive import MAX_DRAFTS, Machine, accepted, mean
 
-from sglang_ascend.speculative.adaptive.costs import Costs
+from sglang_ascend.speculative.adaptive.costs.every_load import Costs
+from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
 from sglang_ascend.speculative.adaptive.estimates import Acceptance
-from sglang_ascend.speculative.adaptive.noise import StepNoise
 from sglang_ascend.speculative.adaptive.probes import value_of_knowing
 
 

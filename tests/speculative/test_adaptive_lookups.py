@@ -12,11 +12,11 @@ import pytest
 import torch
 from test_adaptive import MACHINES, MAX_DRAFTS, Machine, accepted, pause
 
-from sglang_ascend.speculative.adaptive import costs
 from sglang_ascend.speculative.adaptive.beliefs import LookedUp
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
-from sglang_ascend.speculative.adaptive.costs import Costs
-from sglang_ascend.speculative.adaptive.load_costs import LoadCosts
+from sglang_ascend.speculative.adaptive.costs import every_load
+from sglang_ascend.speculative.adaptive.costs.every_load import Costs
+from sglang_ascend.speculative.adaptive.costs.one_load import LoadCosts
 from sglang_ascend.speculative.adaptive.value import expected_tokens
 from sglang_ascend.speculative.lookup.choice import Choice, Cost, choose_chains, prior_cost
 
@@ -176,7 +176,7 @@ def test_at_a_new_load_what_is_tried_costs_little(monkeypatch):
     adaptive, both = (
         tokens_per_second(make, machine, batch, 0.1, first) for make in (AdaptiveAlone, Joint)
     )
-    monkeypatch.setattr(costs, "_apart", lambda one, other: math.inf)
+    monkeypatch.setattr(every_load, "_apart", lambda one, other: math.inf)
     monkeypatch.setattr(LoadCosts, "guess_lookups_anew", lambda load: None)
     control = tokens_per_second(Joint, machine, batch, 0.1, first)
     print(f"{adaptive:.1f} of adaptive K, {both:.1f} with lookups, {control:.1f} of the control")

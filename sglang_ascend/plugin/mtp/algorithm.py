@@ -15,6 +15,7 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.hooks.registration import apply_hooks
 from sglang_ascend.plugin.mtp import lossy_acceptance
+from sglang_ascend.plugin.mtp.adaptive.kept_costs import refuse_bad_costs
 from sglang_ascend.plugin.mtp.adaptive.refusals import (
     asks_adaptive,
     ends_chains,
@@ -156,6 +157,7 @@ def validate_server_args(server_args: Any, asked: str = NAME) -> None:
         if server_args.moe_a2a_backend == DEEPEP:
             unsupported |= unsupported_with_deepep(server_args)
     refuse_given(unsupported, asked)
+    refuse_bad_costs(server_args)
     refuse_uneven_heads(server_args)
     # SGLang looks next whether its own worker could do it, which is not the one that will.
     server_args.speculative_adaptive = False

@@ -46,6 +46,12 @@ def refuse_uneven_heads(server_args: Any) -> None:
         )
 
 
+def is_first_rank() -> bool:
+    """Of a replica."""
+    parallel = get_parallel()
+    return parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0
+
+
 def _group_of_a_batch() -> Any:
     """The ranks that run the same requests."""
     parallel = get_parallel()

@@ -8,6 +8,7 @@ from sglang.srt.runtime_context import get_device, get_observability, get_parall
 
 from sglang_ascend import env
 from sglang_ascend.plugin.device import device_profile
+from sglang_ascend.plugin.mtp.ranks import is_first_rank
 from sglang_ascend.plugin.observability.device_clock import DeviceClock
 from sglang_ascend.plugin.observability.metrics import (
     AcceptanceMetrics,
@@ -23,7 +24,7 @@ from sglang_ascend.speculative.trace_file import TraceFile
 
 def make_watchdog(num_drafts: int) -> AcceptanceWatchdog | None:
     """One for each replica, whose ranks all see the same acceptance."""
-    if not _is_first_rank():
+    if not is_first_rank():
         return None
     if get_observability().enable_metrics:
         return AcceptanceWatchdog(num_drafts, AcceptanceMetrics().change)
@@ -32,7 +33,7 @@ def make_watchdog(num_drafts: int) -> AcceptanceWatchdog | None:
 
 def make_acceptance_counts(num_drafts: int) -> AcceptanceCounts | None:
     """As the watchdog: one for each replica."""
-    if not _is_first_rank():
+    if not is_first_rank():
         return None
     observability = get_observability()
     interval = observability.decode_log_interval
@@ -43,7 +44,7 @@ def make_acceptance_counts(num_drafts: int) -> AcceptanceCounts | None:
 
 def make_lookup_counts(num_drafts: int) -> AcceptanceCounts | None:
     """As those of the MTP layer's drafts."""
-    if not _is_first_rank():
+    if not is_first_rank():
         return None
     observability = get_observability()
     what, interval = "Lookup drafts accepted by position", observability.decode_log_interval
@@ -58,7 +59,7 @@ def make_timeline() -> StepTimeline | None:
     sinks: list[Callable[[StepTimes], None]] = []
     # As SGLang's scheduler: one rank of a replica, unless all are asked for.
     if observability.enable_metrics and (
-        _is_first_rank() or observability.enable_metrics_for_all_schedulers
+        is_first_rank() or observability.enable_metrics_for_all_schedulers
     ):
         sinks.append(PhaseMetrics().observe)
     folder = env.TRACE.get()
@@ -75,14 +76,9 @@ def make_clock() -> Clock:
 
 def make_draft_gauge() -> Callable[[int], None]:
     """Told every K that comes into force."""
-    if not (_is_first_rank() and get_observability().enable_metrics):
+    if not (is_first_rank() and get_observability().enable_metrics):
         return lambda num_drafts: None
     return DraftsPerStepMetrics().change
-
-
-def _is_first_rank() -> bool:
-    parallel = get_parallel()
-    return parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0
 
 
 def _process_name() -> str:

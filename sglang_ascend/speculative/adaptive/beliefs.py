@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from sglang_ascend.speculative.adaptive.costs import LoadCosts
+from sglang_ascend.speculative.adaptive.costs.every_load import LoadCosts
 from sglang_ascend.speculative.adaptive.estimates import AcceptanceByClass
 
 

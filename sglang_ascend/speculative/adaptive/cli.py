@@ -27,7 +27,11 @@ def plan_speculation(
         typer.Option(help="Share of drafts 1, 2, ... that are kept, as 0.8,0.7,0.6."),
     ] = None,
     costs: Annotated[
-        Path | None, typer.Option(help="JSON of measured costs, instead of the flags in ms.")
+        Path | None,
+        typer.Option(
+            help="JSON of measured costs, instead of the flags in ms; also what a server keeps by "
+            "SGLANG_ASCEND_ADAPTIVE_COSTS."
+        ),
     ] = None,
     target_ms: Annotated[
         float | None, typer.Option(help="One forward of the model for one token.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sglang_ascend.speculative.adaptive.beliefs import Beliefs, LookedUp
-from sglang_ascend.speculative.adaptive.costs import Costs, LoadCosts
+from sglang_ascend.speculative.adaptive.costs.every_load import Costs, LoadCosts
 from sglang_ascend.speculative.adaptive.estimates import AcceptanceByClass
 from sglang_ascend.speculative.adaptive.probes import Probes
 from sglang_ascend.speculative.adaptive.tuning import Tuning
@@ -25,9 +25,11 @@ class AdaptiveDrafts:
     read one and to decide takes 0.2 ms where a forward has used the processor's caches in between.
     """
 
-    def __init__(self, max_drafts: int, tuning: Tuning | None = None) -> None:
+    def __init__(
+        self, max_drafts: int, tuning: Tuning | None = None, costs: Costs | None = None
+    ) -> None:
         self.max_drafts, self.tuning = max_drafts, tuning or Tuning()
-        self.acceptance, self.costs = AcceptanceByClass(max_drafts), Costs()
+        self.acceptance, self.costs = AcceptanceByClass(max_drafts), costs or Costs()
         self.probes = Probes(max_drafts, self.tuning)
         self.share_sampled = 0.0  # of the batch's requests; the others are greedy
         self.looked_up: LookedUp | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_ascend.speculative.adaptive.costs.kept import KeptCosts
 from sglang_ascend.speculative.adaptive.value import StepCosts, expected_tokens, speedups
 from sglang_ascend.svg import INK, document, line, text
 
@@ -74,17 +75,22 @@ def read_costs(path: Path) -> tuple[list[float] | None, dict[int, StepCosts]]:
 
     {"acceptance": [a_1, ...], "batches": {"1": {"target_ms": [T(1,1), T(1,2), ...],
     "draft_ms": T_draft, "overhead_ms": T_overhead}, ...}}
+
+    or in one that a server with --speculative-adaptive has kept.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        batches = {
-            int(batch): StepCosts(
-                [float(ms) for ms in costs["target_ms"]],
-                float(costs["draft_ms"]),
-                float(costs.get("overhead_ms", 0.0)),
-            )
-            for batch, costs in found["batches"].items()
-        }
+        if "loads" in found:
+            batches = _of_steps(KeptCosts.model_validate(found))
+        else:
+            batches = {
+                int(batch): StepCosts(
+                    [float(ms) for ms in costs["target_ms"]],
+                    float(costs["draft_ms"]),
+                    float(costs.get("overhead_ms", 0.0)),
+                )
+                for batch, costs in found["batches"].items()
+            }
         acceptance = found.get("acceptance")
         rates = None if acceptance is None else [float(rate) for rate in acceptance]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -94,6 +100,21 @@ def read_costs(path: Path) -> tuple[list[float] | None, dict[int, StepCosts]]:
     if not batches:
         raise PlanError(f"{path} names no batch size: see docs/adaptive.md.")
     return rates, batches
+
+
+def _of_steps(kept: KeptCosts) -> dict[int, StepCosts]:
+    """What whole steps cost, of each K up to the largest that was timed; of a batch size with
+    several contexts, at the one that was served most."""
+    most_served = sorted(kept.loads, key=lambda load: sum(kind.steps for kind in load.kinds))
+    contexts = {load.batch: load.context for load in most_served}
+    most_drafts = max((kind.drafts for load in kept.loads for kind in load.kinds), default=0)
+    costs = kept.restored()
+    return {
+        batch: StepCosts(
+            [1e3 * costs.of(batch, context).seconds((k, k)) for k in range(most_drafts + 1)], 0.0
+        )
+        for batch, context in contexts.items()
+    }
 
 
 def make_plan(acceptance: Sequence[float], costs: dict[int, StepCosts], max_drafts: int) -> Plan:

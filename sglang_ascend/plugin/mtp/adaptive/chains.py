@@ -112,5 +112,6 @@ def make_chains(
     if lookups is None and not is_adaptive:
         return Chains(num_steps, num_rows, ended=ended)
     skipped = make_skipped(target_worker, is_separate_model)
-    adaptive = make_adaptive(num_steps, skipped, lookups) if is_adaptive else None
+    server_args = target_worker.model_runner.server_args
+    adaptive = make_adaptive(num_steps, skipped, lookups, server_args) if is_adaptive else None
     return Chains(num_steps, num_rows, adaptive, ended, lookups, skipped)

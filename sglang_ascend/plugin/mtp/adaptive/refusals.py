@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sglang_ascend import env
@@ -17,6 +18,10 @@ def unsupported_with_chains(server_args: Any) -> dict[str, bool]:
     unsupported: dict[str, bool] = {}
     if asks_adaptive(server_args):
         unsupported |= _unsupported_with_adaptive(server_args)
+    else:
+        unsupported[f"{env.ADAPTIVE_COSTS.name} without --speculative-adaptive"] = bool(
+            file_of_costs()
+        )
     if most_looked_up():
         variable = env.LOOKUP_DRAFTS.name
         unsupported |= _unsupported_where_the_layer_is_skipped(variable, server_args)
@@ -33,6 +38,10 @@ def asks_adaptive(server_args: Any) -> bool:
 
 def most_looked_up() -> int:
     return _given(env.LOOKUP_DRAFTS)
+
+
+def file_of_costs() -> Path | None:
+    return _given(env.ADAPTIVE_COSTS)
 
 
 def ends_chains() -> bool:

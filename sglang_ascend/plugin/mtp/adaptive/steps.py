@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+from sglang.srt.server_args import ServerArgs
 
+from sglang_ascend.plugin.mtp.adaptive.kept_costs import CostsFile, make_costs_file
 from sglang_ascend.plugin.mtp.adaptive.skipped_rows import before_prefill, slot_table
 from sglang_ascend.plugin.mtp.forwards import StepModels
-from sglang_ascend.plugin.mtp.ranks import decision_of_first_rank
+from sglang_ascend.plugin.mtp.ranks import decision_of_first_rank, is_first_rank
 from sglang_ascend.plugin.observability.step import make_clock, make_draft_gauge
 from sglang_ascend.plugin.requests.lookups import RequestLookups
 from sglang_ascend.plugin.requests.unsettled import Unsettled
@@ -68,8 +70,11 @@ class AdaptiveSteps:
         clock: Clock,
         lookups: RequestLookups | None = None,
         on_change: Callable[[int], None] = lambda num_drafts: None,
+        costs_file: CostsFile | None = None,
     ) -> None:
-        self.policy, self.skipped, self.lookups = AdaptiveDrafts(max_drafts), skipped, lookups
+        costs = None if costs_file is None else costs_file.costs
+        self.policy = AdaptiveDrafts(max_drafts, costs=costs)
+        self.skipped, self.lookups, self._costs_file = skipped, lookups, costs_file
         self.in_chains = max_drafts
         # Drafts behind the prompts of requests that have made no step since.
         self.behind_prompts: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
@@ -142,6 +147,8 @@ class AdaptiveSteps:
             self.policy.record_time(
                 len(step.requests), step.context, drafted, ended - began, step.verified
             )
+            if self._costs_file is not None:
+                self._costs_file.step()
 
     def _worth_of(self, looked_up: Sequence[int]) -> LookedUp | None:
         if self.lookups is None or not any(looked_up):
@@ -192,6 +199,8 @@ class AdaptiveSteps:
 
 
 def make_adaptive(
-    max_drafts: int, skipped: SkippedRows, lookups: RequestLookups | None
+    max_drafts: int, skipped: SkippedRows, lookups: RequestLookups | None, server_args: ServerArgs
 ) -> AdaptiveSteps:
-    return AdaptiveSteps(max_drafts, skipped, make_clock(), lookups, make_draft_gauge())
+    """Raises StartupRefused where a file of costs is asked for and of no use."""
+    costs_file = make_costs_file(server_args) if is_first_rank() else None
+    return AdaptiveSteps(max_drafts, skipped, make_clock(), lookups, make_draft_gauge(), costs_file)

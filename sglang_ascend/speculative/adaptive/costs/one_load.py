@@ -88,6 +88,16 @@ class LoadCosts:
         self.mean = np.append(self.mean, guess + above)
         self.num_steps.append(0)
 
+    def restore(self, kind: Kind, seconds: float, deviation: float, num_steps: int) -> None:
+        """``num_steps`` of ``kind`` were timed before this server began. ``deviation`` is of the
+        logarithm, beside the other kinds that are restored."""
+        n = len(self.kinds)
+        known = np.zeros((n + 1, n + 1))
+        known[:n, :n], known[n, n] = self._known, deviation**2
+        self._known, self.kinds[kind] = known, n
+        self.mean = np.append(self.mean, math.log(seconds))
+        self.num_steps.append(num_steps)
+
     def guess_lookups_anew(self) -> None:
         """Those that were not timed, when they are asked for, by what is known now."""
         timed = self.measured()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
-from sglang_ascend.speculative.adaptive.load_costs import Kind, LoadCosts
-from sglang_ascend.speculative.adaptive.noise import StepNoise
+from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
+from sglang_ascend.speculative.adaptive.costs.one_load import Kind, LoadCosts
 
 # Loads are batches, and contexts, that do not differ by more than these factors.
-BATCH_RATIO, CONTEXT_RATIO = 1.3, 16.0
+BATCH_RATIO, CONTEXT_RATIO = 1.3, 4.0
+# Of a load's costs to each other a doubling of the context changes less than one of the batch does.
+CONTEXT_WEIGHT = 0.25
 # A step's cost before any was measured, in units of one at batch 1: constant, per request, per
 # draft, per drafted row, per verified draft that the MTP layer does not draft, per row of those,
 # per cached token of the batch.
@@ -89,6 +92,10 @@ class Costs:
         self._surprises = 0
         return False
 
+    @property
+    def loads(self) -> Iterable[LoadCosts]:
+        return self._loads.values()
+
     def of(self, batch_size: int, context: float) -> LoadCosts:
         load = _load(batch_size, context)
         here = self._loads.get(load)
@@ -138,9 +145,10 @@ def _load(batch_size: int, context: float) -> Load:
 
 
 def _distance(one: LoadCosts, other: LoadCosts) -> float:
-    """Doublings of batch and context between two loads."""
+    """Doublings of the batch between two loads, and of the context by their weight."""
     batches = abs(math.log2(one.batch_size / other.batch_size))
-    return batches + abs(math.log2(max(one.context, 64.0) / max(other.context, 64.0)))
+    contexts = abs(math.log2(max(one.context, 64.0) / max(other.context, 64.0)))
+    return batches + CONTEXT_WEIGHT * contexts
 
 
 def _apart(one: Kind, other: Kind) -> float:

@@ -1,0 +1,1 @@
+"""What the steps of a server cost, as it learns it."""
