@@ -31,8 +31,8 @@ Chain = tuple[int, int]  # drafts, and how many of them, the last one repeated, 
 def force(schedule: list[int]) -> None:
     of_step, init = cycle(schedule), AdaptiveDrafts.__init__
 
-    def begin(drafts: AdaptiveDrafts, *args: Any) -> None:
-        init(drafts, *args)
+    def begin(drafts: AdaptiveDrafts, *args: Any, **known: Any) -> None:
+        init(drafts, *args, **known)
         drafts.in_force = schedule[0]  # whether the first prompts are skipped
 
     def choose(drafts: AdaptiveDrafts, *args: Any) -> int:
