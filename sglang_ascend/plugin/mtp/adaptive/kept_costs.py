@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_ascend import env
 from sglang_ascend.plugin.errors import StartupRefused
-from sglang_ascend.plugin.mtp.adaptive.refusals import asks_adaptive, file_of_costs
+from sglang_ascend.plugin.mtp.adaptive.refusals import file_of_costs
 from sglang_ascend.speculative.adaptive.costs.every_load import Costs
 from sglang_ascend.speculative.adaptive.costs.kept import (
     KeptCosts,
@@ -54,9 +54,8 @@ class CostsFile:
 def refuse_bad_costs(server_args: Any) -> None:
     """Before any weight is read. Raises StartupRefused."""
     path = file_of_costs()
-    if path is None or not asks_adaptive(server_args):
-        return
-    _read(path, costs_of(server_args))
+    if path is not None:
+        _read(path, costs_of(server_args))
 
 
 def make_costs_file(server_args: Any) -> CostsFile | None:
@@ -87,6 +86,7 @@ def _read(path: Path, of: dict[str, str]) -> KeptCosts:
     """Nothing is known where there is no file yet; that one can be written is tried."""
     try:
         content = read(path) if path.exists() else KeptCosts(of=of, loads=[])
+        _refuse_others(path, content.of, of)
         write(path, content)
     except KeptCostsError as error:
         raise StartupRefused(f"{env.ADAPTIVE_COSTS.name}: {error}") from None
@@ -95,10 +95,14 @@ def _read(path: Path, of: dict[str, str]) -> KeptCosts:
             f"{env.ADAPTIVE_COSTS.name}={path} cannot hold what steps cost ({error.strerror}): "
             "name a file in a folder that you may write to, or unset it."
         ) from None
-    for flag in of:
-        if content.of.get(flag) != of[flag]:
+    return content
+
+
+def _refuse_others(path: Path, found: dict[str, str], served: dict[str, str]) -> None:
+    """Raises StartupRefused."""
+    for flag, value in served.items():
+        if found.get(flag) != value:
             raise StartupRefused(
                 f"{env.ADAPTIVE_COSTS.name}={path} holds what steps cost with {flag} "
-                f"{content.of.get(flag)}, and {of[flag]} is served: name a file for each."
+                f"{found.get(flag)}, and {value} is served: name a file for each."
             )
-    return content

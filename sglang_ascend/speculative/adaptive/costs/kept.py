@@ -70,17 +70,15 @@ def kept(costs: Costs, of: Mapping[str, str]) -> KeptCosts:
 
 
 def _kinds(load: LoadCosts) -> list[KeptStep]:
-    timed = load.measured()
-    most = max(timed, key=lambda kind: load.num_steps[timed[kind]])
     return [
         KeptStep(
             drafts=kind[0],
             verified=kind[1],
             ms=1e3 * load.seconds(kind),
-            deviation=load.deviation(kind, most),
+            deviation=load.deviation(kind, load.best_known),
             steps=load.num_steps[i],
         )
-        for kind, i in sorted(timed.items())
+        for kind, i in sorted(load.measured().items())
     ]
 
 

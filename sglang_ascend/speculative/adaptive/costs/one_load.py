@@ -44,7 +44,7 @@ class LoadCosts:
     def hopeful_seconds(self, kind: Kind) -> float:
         """As little as it may well be, so that a kind of step that may be good is tried."""
         i = self.number(kind)
-        deviation = self.deviation(kind, max(self.kinds, key=self._steps_of))
+        deviation = self.deviation(kind, self.best_known)
         return math.exp(self.mean[i] - HOPE * deviation)
 
     def deviation(self, kind: Kind, other: Kind) -> float:
@@ -63,13 +63,15 @@ class LoadCosts:
         """The numbers of the kinds that were timed."""
         return {kind: i for kind, i in self.kinds.items() if self.num_steps[i]}
 
+    @property
+    def best_known(self) -> Kind:
+        """The kind that was timed most."""
+        return max(self.kinds, key=lambda kind: self.num_steps[self.kinds[kind]])
+
     def number(self, kind: Kind) -> int:
         if kind not in self.kinds:
             self._add(kind, *self._guess(self, kind))
         return self.kinds[kind]
-
-    def _steps_of(self, kind: Kind) -> int:
-        return self.num_steps[self.kinds[kind]]
 
     def _add(self, kind: Kind, guess: float, deviation: float) -> None:
         """It stands beside the kinds that were timed as its guess stands beside theirs of now."""
@@ -83,10 +85,14 @@ class LoadCosts:
             grown[n, :n] = grown[:n, n] = known[numbers].mean(axis=0)
             grown[n, n] = known[np.ix_(numbers, numbers)].mean()
         grown[n, n] += deviation**2
-        self._known, self._alone = grown, 0.0
-        self.kinds[kind] = n
-        self.mean = np.append(self.mean, guess + above)
-        self.num_steps.append(0)
+        self._alone = 0.0
+        self._append(kind, guess + above, grown, 0)
+
+    def _append(self, kind: Kind, mean: float, known: np.ndarray, num_steps: int) -> None:
+        """``known`` is of all kinds, this one last."""
+        self.kinds[kind] = len(self.kinds)
+        self.mean, self._known = np.append(self.mean, mean), known
+        self.num_steps.append(num_steps)
 
     def restore(self, kind: Kind, seconds: float, deviation: float, num_steps: int) -> None:
         """``num_steps`` of ``kind`` were timed before this server began. ``deviation`` is of the
@@ -94,9 +100,7 @@ class LoadCosts:
         n = len(self.kinds)
         known = np.zeros((n + 1, n + 1))
         known[:n, :n], known[n, n] = self._known, deviation**2
-        self._known, self.kinds[kind] = known, n
-        self.mean = np.append(self.mean, math.log(seconds))
-        self.num_steps.append(num_steps)
+        self._append(kind, math.log(seconds), known, num_steps)
 
     def guess_lookups_anew(self) -> None:
         """Those that were not timed, when they are asked for, by what is known now."""
