@@ -22,8 +22,10 @@ from server_pool import ServerPool
 from serving_prompts import lossless_mix
 
 NEW_TOKENS = 40
-# Long enough that a request is still running when the reply to its first chunk arrives.
-LONG = 240
+# Long enough that a request is still running seconds after its first chunk arrived.
+LONG = 500
+# One that is to be aborted need not be waited for.
+TO_ABORT = 3000
 WEIGHTS = "model.safetensors"
 NEXTN = "model.layers.4."
 
@@ -100,7 +102,7 @@ def test_an_aborted_request_ends_and_leaves_nothing_behind(
     pair: list[LaunchedServer], prompts: Prompts
 ) -> None:
     mtp = pair[1]
-    request = {"input_ids": prompts[0], "sampling_params": greedy(LONG), "rid": "to-abort"}
+    request = {"input_ids": prompts[0], "sampling_params": greedy(TO_ABORT), "rid": "to-abort"}
     other = {"input_ids": prompts[1], "sampling_params": greedy(LONG), "rid": "to-keep"}
     events, others = stream(mtp, "/generate", **request), stream(mtp, "/generate", **other)
     next(events), next(others)
@@ -119,7 +121,7 @@ def test_a_client_that_goes_away_aborts_its_request(
     pair: list[LaunchedServer], prompts: Prompts
 ) -> None:
     mtp = pair[1]
-    request = {"input_ids": prompts[0], "sampling_params": greedy(LONG)}
+    request = {"input_ids": prompts[0], "sampling_params": greedy(TO_ABORT)}
     with requests.post(
         f"{mtp.url}/generate", json=request | {"stream": True}, stream=True, timeout=60
     ) as response:
@@ -195,7 +197,7 @@ def test_a_pause_that_aborts_ends_every_request(
     pair: list[LaunchedServer], prompts: Prompts
 ) -> None:
     mtp = pair[1]
-    request = {"input_ids": prompts[0], "sampling_params": greedy(LONG)}
+    request = {"input_ids": prompts[0], "sampling_params": greedy(TO_ABORT)}
     events = stream(mtp, "/generate", **request)
     next(events)
     control(mtp, "/pause_generation", mode="abort")
