@@ -7,6 +7,7 @@ requests a key head at a time. Compiled code is kept on disk.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numba
@@ -29,6 +30,9 @@ from sglang_ascend.ops.numba_vectors import LANES
 BLOCK = 8 * KEYS
 # Products of a query and a key for which one more thread is worth its start.
 PRODUCTS_OF_THREAD = 4096
+# The logarithm of 2^-64. Keys of less weight, over the heaviest, add less than the sum is rounded
+# by; a product with a weight that is a denormal float takes a hundred times as long.
+LEAST = np.float32(-64 * math.log(2))
 # Numbers that describe to the threads what is attended to.
 NUM_PARTS = 20
 
@@ -169,7 +173,7 @@ def _work(address, element):
     weights = np.zeros((heads, padded_rows, _padded(longest, KEYS)), np.float32)
     attended = np.empty((heads, padded_rows, _padded(value_dim, LANES)), np.float32)
     keys = np.zeros((heads, BLOCK, scaled.shape[2]), np.float32)
-    values = np.empty((heads, BLOCK, attended.shape[2]), np.float32)
+    values = np.zeros((heads, BLOCK, attended.shape[2]), np.float32)
     while True:
         taken = take(address, 1)
         if taken >= batch_size * parts:
@@ -240,7 +244,8 @@ def softmax(scores):
         highest = max(highest, scores[j])
     total = np.float32(0.0)
     for j in range(len(scores)):
-        weight = exp(scores[j] - highest)
+        below = scores[j] - highest
+        weight = exp(below) * np.float32(below > LEAST)
         scores[j] = weight
         total += weight
     for j in range(len(scores)):
