@@ -57,6 +57,23 @@ def test_a_k_that_is_first_asked_for_behind_timed_steps_of_another_stands_beside
     assert 0.5 < costs.of(4, 100.0).seconds((0, 0)) / seconds < 1
 
 
+def test_a_k_that_was_never_run_leaves_the_others_as_sure_as_they_are():
+    """K = 1 and 2 were run with shorter contexts, K = 0 was not: it is the first that is asked for
+    here, and what its guess was off by says nothing of the others."""
+    costs = Costs()
+    for k, seconds in ((1, 0.050), (2, 0.070)):
+        for _ in range(20):
+            costs.record(128, 64.0, k, seconds)
+    load = costs.of(128, 256.0)
+    for k in range(MAX_DRAFTS + 1):
+        load.seconds((k, k))
+    assert load.deviation((2, 2), (1, 1)) < 0.5 < load.deviation((2, 2), (0, 0))
+    for k, seconds in ((0, 0.025), (2, 0.100)):
+        for _ in range(6):
+            costs.record(128, 256.0, k, seconds)
+    assert load.seconds((2, 2)) / load.seconds((0, 0)) == pytest.approx(4, rel=0.1)
+
+
 def test_a_k_whose_steps_vary_is_not_taken_for_a_cheaper_one():
     costs = Costs()
     for seconds in [0.010, 0.014] * 8:

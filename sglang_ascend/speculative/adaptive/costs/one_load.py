@@ -75,15 +75,14 @@ class LoadCosts:
 
     def _add(self, kind: Kind, guess: float, deviation: float) -> None:
         """It stands beside the kinds that were timed as its guess stands beside theirs of now."""
-        beside = self.measured() or self.kinds
-        numbers, n = list(beside.values()), len(self.kinds)
+        timed, n = list(self.measured().values()), len(self.kinds)
         above, known, grown = 0.0, self._known + self._alone * np.eye(n), np.zeros((n + 1, n + 1))
-        if n:
-            guesses = [self._guess(self, other)[0] for other in beside]
-            above = float((self.mean[numbers] - guesses).mean())
-            grown[:n, :n] = known
-            grown[n, :n] = grown[:n, n] = known[numbers].mean(axis=0)
-            grown[n, n] = known[np.ix_(numbers, numbers)].mean()
+        grown[:n, :n] = known
+        if timed:
+            guesses = [self._guess(self, other)[0] for other in self.measured()]
+            above = float((self.mean[timed] - guesses).mean())
+            grown[n, :n] = grown[:n, n] = known[timed].mean(axis=0)
+            grown[n, n] = known[np.ix_(timed, timed)].mean()
         grown[n, n] += deviation**2
         self._alone = 0.0
         self._append(kind, guess + above, grown, 0)
