@@ -24,7 +24,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks import command
 from benchmarks.adaptive_cycles import cycles_of
-from benchmarks.adaptive_points import Point, mean_contexts
+from benchmarks.adaptive_points import Point, mean_contexts, mean_speedups
 from benchmarks.machine import taken_on
 from benchmarks.server import ServerProcess, starting_server
 from benchmarks.turn_state import ADAPTIVE, PLAIN, TurnState
@@ -139,9 +139,8 @@ def measure(
             if time.perf_counter() - begun > seconds and len({step["cycle"] for step in steps}) > 3:
                 break
         cycles = cycles_of(steps)
-        predicted = [line["predicted"] for line in lines if "predicted" in line]
-        last = predicted[-1] if predicted else None
-        point = Point(context, batch, cycles, last, mean_contexts(steps))
+        predicted = mean_speedups([line["predicted"] for line in lines if "predicted" in line])
+        point = Point(context, batch, cycles, predicted, mean_contexts(steps))
         rates = ", ".join(f"{name} {rate:.1f}" for name, rate in point.rates.items())
         console.print(f"context {context}, batch {batch}, tokens/s: {rates}")
         yield point
@@ -200,8 +199,8 @@ def main(
     has `context`, `batch`, `cycles` in which all had a turn, `mean_context` and `tok_s` of each,
     `best`, the fastest but for the adaptive one, `over_best` and `over_plain` (the adaptive
     server's `ratio`, and its 95 % interval by cycles from `low` to `high`), `speedups` of K = 0, 1,
-    ... over K = 0 as they were measured and `predicted`, as the adaptive server held them, and
-    `prediction_error` (the largest, as a share).
+    ... over K = 0 as they were measured and `predicted`, as the adaptive server held them at the
+    starts of its turns, on average, and `prediction_error` (the largest, as a share).
     """
     folder, sizes = model_folder(model), batches or [1, 8, 32, 128]
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -25,6 +25,13 @@ def mean_contexts(steps: Sequence[Step]) -> dict[str, float]:
     return {name: statistics.mean(of_name) for name, of_name in contexts.items()}
 
 
+def mean_speedups(beliefs: Sequence[Sequence[float]]) -> list[float] | None:
+    """Geometric means of what was believed of each K, at the starts of turns."""
+    if not beliefs:
+        return None
+    return [statistics.geometric_mean(of_k) for of_k in zip(*beliefs, strict=True)]
+
+
 @dataclass(frozen=True)
 class Point:
     """One load."""
@@ -32,7 +39,7 @@ class Point:
     context: int
     batch: int
     cycles: Cycles
-    predicted: list[float] | None  # S(B,0), S(B,1), ... as the server held them last
+    predicted: list[float] | None  # S(B,0), S(B,1), ... as the server held them
     contexts: Mapping[str, float]
 
     @property

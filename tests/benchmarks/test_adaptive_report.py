@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.adaptive import draw
 from benchmarks.adaptive_cycles import PAUSE, Cycles, cycles_of
-from benchmarks.adaptive_points import Point
+from benchmarks.adaptive_points import Point, mean_speedups
 
 SECONDS = {"plain": 0.010, "K = 0": 0.011, "K = 1": 0.013, "adaptive": 0.012}
 NAMES = list(SECONDS)
@@ -58,6 +58,14 @@ def test_the_own_choice_is_compared_with_the_fastest_other_one():
     assert large["over_best"]["ratio"] == pytest.approx(0.99)
     assert small["speedups"] == [1.0, pytest.approx(2 / 0.98)]
     assert small["prediction_error"] == pytest.approx(1 - 1.5 / (2 / 0.98))
+
+
+def test_what_the_server_believed_is_that_of_all_its_turns():
+    assert mean_speedups([[1.0, 1.2], [1.0, 1.2], [1.0, 0.6]]) == [
+        1.0,
+        pytest.approx((1.2 * 1.2 * 0.6) ** (1 / 3)),
+    ]
+    assert mean_speedups([]) is None
 
 
 def test_steps_are_compared_with_their_neighbours():
