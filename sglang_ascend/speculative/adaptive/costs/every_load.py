@@ -22,8 +22,10 @@ PRIOR_WEIGHT, PRIOR_SECONDS = 0.01, 0.01
 
 # All below are of logarithms, and standard deviations. What the guess of a cost is off by, beside
 # the load's other guesses: at least, where it was measured at another load or is like another kind
-# of step at this one; more for each doubling from there; at most.
-GUESS, GUESS_BY_KIND, DOUBLING, WORST_GUESS = 0.1, 0.2, 0.4, 1.0
+# of step at this one; more for each doubling from there; at most, where all is drafted, and of
+# lookups, which are to be tried.
+GUESS, GUESS_BY_KIND, DOUBLING = 0.1, 0.2, 0.4
+WORST_GUESS, WORST_OF_LOOKUPS = 0.7, 1.0
 # A step is a surprise if it is off its cost by more than these. It is left out, for the machine
 # paused, which any K may meet; so many, one behind the other, say that the machine has become
 # slower or faster.
@@ -110,6 +112,7 @@ class Costs:
         # of this load too.
         off = [WORST_GUESS]
         if kind[0] != kind[1]:
+            off = [WORST_OF_LOOKUPS]
             off += [GUESS_BY_KIND + DOUBLING * _apart(kind, other) for other in here.measured()]
         others = [of for of in self._loads.values() if of is not here and kind in of.measured()]
         if others:
