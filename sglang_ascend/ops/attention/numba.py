@@ -173,6 +173,7 @@ def _work(address, element):
     weights = np.zeros((heads, padded_rows, _padded(longest, KEYS)), np.float32)
     attended = np.empty((heads, padded_rows, _padded(value_dim, LANES)), np.float32)
     keys = np.zeros((heads, BLOCK, scaled.shape[2]), np.float32)
+    # Zeros, for the columns that fill up vectors are multiplied too.
     values = np.zeros((heads, BLOCK, attended.shape[2]), np.float32)
     while True:
         taken = take(address, 1)

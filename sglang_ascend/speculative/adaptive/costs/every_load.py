@@ -110,9 +110,9 @@ class Costs:
         guess = self._modelled(here, kind)
         # By how much a guess is off other loads say, and of lookups, which are of many kinds, those
         # of this load too.
-        off = [WORST_GUESS]
-        if kind[0] != kind[1]:
-            off = [WORST_OF_LOOKUPS]
+        is_lookup = kind[0] != kind[1]
+        off = [WORST_OF_LOOKUPS if is_lookup else WORST_GUESS]
+        if is_lookup:
             off += [GUESS_BY_KIND + DOUBLING * _apart(kind, other) for other in here.measured()]
         others = [of for of in self._loads.values() if of is not here and kind in of.measured()]
         if others:

@@ -75,11 +75,12 @@ class LoadCosts:
 
     def _add(self, kind: Kind, guess: float, deviation: float) -> None:
         """It stands beside the kinds that were timed as its guess stands beside theirs of now."""
-        timed, n = list(self.measured().values()), len(self.kinds)
+        measured, n = self.measured(), len(self.kinds)
+        timed = list(measured.values())
         above, known, grown = 0.0, self._known + self._alone * np.eye(n), np.zeros((n + 1, n + 1))
         grown[:n, :n] = known
         if timed:
-            guesses = [self._guess(self, other)[0] for other in self.measured()]
+            guesses = [self._guess(self, other)[0] for other in measured]
             above = float((self.mean[timed] - guesses).mean())
             grown[n, :n] = grown[:n, n] = known[timed].mean(axis=0)
             grown[n, n] = known[np.ix_(timed, timed)].mean()
