@@ -1,8 +1,8 @@
-"""No kernel on the CPU computes with what memory happened to hold.
+"""Attention on the CPU computes neither with what memory happened to hold nor with tiny weights.
 
 The results would not show it. But bits of other data, such as addresses, often are denormal
-floats, and a product of one takes a processor a hundred times as long: attention took five times as
-long at one start of a server as at another.
+floats, and a product of one takes a processor many times as long: attention took five times as
+long in one process as in another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LIBM = ctypes.CDLL("libm.so.6")
 SIZE, MXCSR, DENORMAL_OPERAND = 32, 28, 2
 
 pytestmark = pytest.mark.skipif(
-    platform.machine() != "x86_64", reason="other processors keep no such flag, and lose no time"
+    platform.machine() != "x86_64", reason="reads MXCSR, which x86-64 has"
 )
 
 

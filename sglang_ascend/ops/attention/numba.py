@@ -31,7 +31,7 @@ BLOCK = 8 * KEYS
 # Products of a query and a key for which one more thread is worth its start.
 PRODUCTS_OF_THREAD = 4096
 # The logarithm of 2^-64. Keys of less weight, over the heaviest, add less than the sum is rounded
-# by; a product with a weight that is a denormal float takes a hundred times as long.
+# by; a product with a weight that is a denormal float takes many times as long.
 LEAST = np.float32(-64 * math.log(2))
 # Numbers that describe to the threads what is attended to.
 NUM_PARTS = 20
