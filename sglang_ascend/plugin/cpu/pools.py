@@ -1,10 +1,10 @@
-"""The KV pool on the CPU: SGLang's device-neutral one, without its Triton warm-up."""
+"""The KV pools on the CPU: SGLang's device-neutral ones, without what they have for Triton."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
 
 class EmulationMHAPool(MHATokenToKVPool):
@@ -16,6 +16,18 @@ class EmulationMHAPool(MHATokenToKVPool):
         k_shape, v_shape = self._kv_buffer_shapes()
         self.k_buffer = [_zeros(k_shape, self.store_dtype) for _ in range(self.layer_num)]
         self.v_buffer = [_zeros(v_shape, self.store_dtype) for _ in range(self.layer_num)]
+
+
+class EmulationMLAPool(MLATokenToKVPool):
+    def _scatter_mla_rows(
+        self,
+        dst_buffer: torch.Tensor,
+        loc: torch.Tensor,
+        cache_k_nope: torch.Tensor,
+        cache_k_rope: torch.Tensor,
+    ) -> None:
+        """SGLang's own, without Triton, takes ten times as long at a few rows."""
+        dst_buffer[loc] = torch.cat((cache_k_nope, cache_k_rope), dim=-1)
 
 
 # Of x86 and of most ARM systems.

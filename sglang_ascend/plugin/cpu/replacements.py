@@ -79,12 +79,12 @@ def build_mha_kv_pool(self: Any, *, max_total_num_tokens: int) -> Any:
 
 def build_mla_kv_pool(self: Any, *, max_total_num_tokens: int, is_dsa_model: bool) -> Any:
     """The device-neutral latent pool; sparse attention (DSA) has no CPU path."""
-    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+    from sglang_ascend.plugin.cpu.pools import EmulationMLAPool
 
     if is_dsa_model:
         raise ValueError(
             "DeepSeek sparse attention is not served on CPU: choose a dense MLA model."
         )
     return self._build_mla_kv_pool(
-        max_total_num_tokens=max_total_num_tokens, mla_pool_class=MLATokenToKVPool
+        max_total_num_tokens=max_total_num_tokens, mla_pool_class=EmulationMLAPool
     )
