@@ -14,7 +14,12 @@ from torch.testing import assert_close
 
 from sglang_ascend.ops import experts
 from sglang_ascend.ops.dispatch import REFERENCE
-from sglang_ascend.ops.experts.numba import MOST_ROWS, PART, PRODUCTS_OF_THREAD
+from sglang_ascend.ops.experts.numba import (
+    MOST_PRODUCTS,
+    MOST_ROWS,
+    PART,
+    PRODUCTS_OF_THREAD,
+)
 
 BODIES = pytest.mark.parametrize("body", [REFERENCE, "numba"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -127,15 +132,18 @@ def test_a_row_is_the_weighted_sum_of_its_copies(body, dtype, of_weights):
 
 
 def test_what_the_compiled_products_leave_to_pytorch():
-    """Many rows, matrices that lie otherwise, other dtypes."""
+    """Many rows of large matrices, matrices that lie otherwise, other dtypes."""
     counts, weights = torch.tensor([1, 1]), noise(2, 5, 8).mT
+    large = torch.empty(2, 2, MOST_PRODUCTS[torch.float32] // MOST_ROWS).mT
     chosen = [
         experts.grouped_matmul.body_of(*call, counts).name
         for call in (
             (noise(2, 8), weights),
             (noise(MOST_ROWS + 1, 8), weights),
+            (torch.empty(MOST_ROWS, large.shape[1]), large),
+            (torch.empty(MOST_ROWS + 1, large.shape[1]), large),
             (noise(2, 8), weights.contiguous()),
             (noise(2, 8).half(), weights.half()),
         )
     ]
-    assert chosen == ["numba", *[REFERENCE] * 3]
+    assert chosen == [*["numba"] * 3, *[REFERENCE] * 3]

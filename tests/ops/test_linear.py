@@ -221,3 +221,27 @@ def test_what_is_not_a_number_is_kept(sizes, dtype):
     x[0, 23], x[1, 3], weight[8] = torch.nan, torch.inf, weight[8].abs()
     result = numba.linear(x, numba.prepare(weight))
     assert result[0].isnan().all() and result[1, 8] == torch.inf and result[2].isfinite().all()
+
+
+@pytest.mark.parametrize("body", ["reference", "numba"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("rows", "width", "out"), [(1, 48, 88), (5, 7, 3), (4, 1, 40)])
+def test_each_head_meets_its_own_matrix(body, dtype, rows, width, out):
+    generator = torch.Generator().manual_seed(0)
+    # As a query's columns without position: a part of those of its head.
+    x = torch.randn(rows, 3, width + 5, generator=generator).to(dtype)[..., :width]
+    weights = torch.randn(3, width, out, generator=generator).to(dtype)
+    assert linear.by_head.body_of(x, weights).name == "numba"
+    found = linear.by_head.implementation(body)(x, weights)
+    assert found.shape == (rows, 3, out) and found.dtype == dtype
+    for head in range(3):
+        matrix = weights[head].T
+        assert not differences(found[:, head], x[:, head], matrix).any()
+        assert differences(found[:, head - 1], x[:, head], matrix).any()
+
+
+def test_many_heads_products_are_left_to_pytorch():
+    x, weights = torch.ones(64, 16, 128), torch.ones(16, 128, 512)
+    assert linear.by_head.body_of(x, weights).name == "reference"
+    assert linear.by_head.body_of(x[:1], weights[:, :, :64].contiguous()).name == "numba"
+    assert linear.by_head.body_of(x[:1, :1], weights[:1].mT).name == "reference"

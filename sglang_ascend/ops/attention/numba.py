@@ -75,17 +75,22 @@ def paged_gqa(
     num_slots, num_kv_heads, value_width = value_cache.shape
     value_dim = value_dim or value_width
     output = query.new_empty(*query.shape[:-1], value_dim)
-    work: Any = _work_bfloat16 if query.dtype == torch.bfloat16 else _work_float32
     caches = key_cache.data_ptr(), value_cache.data_ptr(), num_slots, num_kv_heads
-    _attend(
+    attend(
         (query.data_ptr(), output.data_ptr(), query_len, *query.shape[1:]),
         (*caches, value_width, value_dim),
         (block_table.data_ptr(), block_table.stride(0), page_size),
         (kv_lens.data_ptr(), len(kv_lens)),
         scale,
-        (work.address, parallel_region(), num_threads()),
+        (work_of(query.dtype), parallel_region(), num_threads()),
     )
     return output
+
+
+def work_of(dtype: torch.dtype) -> int:
+    """The address of what attends in this dtype."""
+    work: Any = _work_bfloat16 if dtype == torch.bfloat16 else _work_float32
+    return work.address
 
 
 def accepts_latent(
@@ -129,7 +134,7 @@ def paged_mla(
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _attend(queries, caches, pages, lengths, scale, threads):
+def attend(queries, caches, pages, lengths, scale, threads):
     """Everything behind addresses; writes the output."""
     work, region, num_threads = threads
     address, batch_size = lengths

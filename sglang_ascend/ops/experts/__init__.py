@@ -7,7 +7,7 @@ NUMBA = "sglang_ascend.ops.experts.numba"
 
 gating = Op("experts.gating", reference.gating)
 gating.register(npu_body(npu.gating, accepts=npu.accepts_scores))
-gating.register(numba_body(NUMBA, "gating", accepts="accepts_scores"))
+gating.register(numba_body(f"{NUMBA}_gating", "gating", accepts="accepts_scores"))
 permute = Op("experts.permute", reference.permute)
 permute.register(npu_body(npu.permute))
 permute.register(numba_body(NUMBA, "permute", accepts="accepts_rows"))

@@ -13,47 +13,18 @@ import numba
 import numpy as np
 import torch
 
-from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, widen
+from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 
-# Rows of all groups up to which a row of weights is read from memory longer than it is multiplied:
-# with more, PyTorch's products of blocks win.
+# Rows of all groups up to which a row of weights is read from memory longer than it is multiplied.
+# With more PyTorch's products of blocks win, unless they are so small, of a group on average, that
+# its calls for them take longer; in bfloat16 each new number of rows makes it plan anew.
 MOST_ROWS = 32
+MOST_PRODUCTS = {torch.float32: 1 << 19, torch.bfloat16: 1 << 21}
 # Rows of weights that a thread takes at a time, and products for which one more is worth its start.
 PART, PRODUCTS_OF_THREAD = 64, 1 << 18
 # Numbers that describe to the threads what is multiplied.
 NUM_PARTS = 9
-
-
-def accepts_scores(scores: torch.Tensor, bias: torch.Tensor, **sizes: Any) -> bool:
-    """float32 or bfloat16, contiguous."""
-    return (
-        scores.dtype in FLOATS
-        and scores.dtype == bias.dtype
-        and scores.is_contiguous()
-        and bias.is_contiguous()
-    )
-
-
-def gating(
-    scores: torch.Tensor,
-    bias: torch.Tensor,
-    *,
-    num_experts_per_token: int,
-    num_groups: int,
-    num_kept_groups: int,
-    scale: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    num_rows, num_experts = scores.shape
-    weights = scores.new_empty(num_rows, num_experts_per_token)
-    experts = torch.empty(num_rows, num_experts_per_token, dtype=torch.int32)
-    _gating(
-        (scores.data_ptr(), bias.data_ptr(), weights.data_ptr(), experts.data_ptr()),
-        (num_rows, num_experts, num_experts_per_token, num_groups, num_kept_groups),
-        scale,
-        FLOATS[scores.dtype],
-    )
-    return weights, experts
 
 
 def accepts_rows(x: torch.Tensor, experts: torch.Tensor, *, num_experts: int) -> bool:
@@ -68,7 +39,7 @@ def permute(
     copies = x.new_empty(num_rows * k, x.shape[1])
     places = torch.empty(num_rows * k, dtype=torch.int32)
     counts = torch.empty(num_experts, dtype=torch.int64)
-    _permute(
+    copy_to_experts(
         (x.data_ptr(), x.shape[1] * x.element_size(), copies.data_ptr()),
         (experts.data_ptr(), num_rows, k, num_experts),
         (places.data_ptr(), counts.data_ptr()),
@@ -77,11 +48,15 @@ def permute(
 
 
 def accepts_groups(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> bool:
-    """float32 or bfloat16; matrices that lie transposed, as checkpoints have them; few rows."""
+    """float32 or bfloat16; matrices that lie transposed, as checkpoints have them; few rows, or few
+    products."""
     return (
         x.dtype in FLOATS
         and x.dtype == weights.dtype
-        and len(x) <= MOST_ROWS
+        and (
+            len(x) <= MOST_ROWS
+            or len(x) * weights[0].numel() <= len(weights) * MOST_PRODUCTS[x.dtype]
+        )
         and x.is_contiguous()
         and weights.mT.is_contiguous()
         and counts.is_contiguous()
@@ -91,14 +66,19 @@ def accepts_groups(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor)
 def grouped_matmul(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     num_groups, width, out = weights.shape
     output = x.new_empty(len(x), out)
-    work: Any = _work_bfloat16 if x.dtype == torch.bfloat16 else _work_float32
-    _grouped_matmul(
+    multiply_groups(
         (x.data_ptr(), len(x), width),
         (weights.data_ptr(), counts.data_ptr(), num_groups, out),
         output.data_ptr(),
-        (work.address, parallel_region(), num_threads()),
+        (work_of(x.dtype), parallel_region(), num_threads()),
     )
     return output
+
+
+def work_of(dtype: torch.dtype) -> int:
+    """The address of what multiplies rows of this dtype."""
+    work: Any = _work_bfloat16 if dtype == torch.bfloat16 else _work_float32
+    return work.address
 
 
 def accepts_copies(copies: torch.Tensor, weights: torch.Tensor, places: torch.Tensor) -> bool:
@@ -115,7 +95,7 @@ def accepts_copies(copies: torch.Tensor, weights: torch.Tensor, places: torch.Te
 def unpermute(copies: torch.Tensor, weights: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     num_rows, k = weights.shape
     output = copies.new_empty(num_rows, copies.shape[1])
-    _unpermute(
+    sum_of_experts(
         (copies.data_ptr(), weights.data_ptr(), places.data_ptr(), output.data_ptr()),
         (num_rows, k, copies.shape[1]),
         FLOATS[copies.dtype],
@@ -125,52 +105,7 @@ def unpermute(copies: torch.Tensor, weights: torch.Tensor, places: torch.Tensor)
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _gating(addresses, sizes, scale, element):
-    num_rows, num_experts, k, num_groups, num_kept_groups = sizes
-    scores = array_at(addresses[0], (num_rows, num_experts), element)
-    bias = array_at(addresses[1], (num_experts,), element)
-    weights = array_at(addresses[2], (num_rows, k), element)
-    experts = array_at(addresses[3], (num_rows, k), np.int32(0))
-    size = num_experts // num_groups
-    affinity = np.empty(num_experts, np.float32)
-    choice = np.empty(num_experts, np.float32)
-    of_group = np.empty(num_groups, np.float32)
-    for row in range(num_rows):
-        for e in range(num_experts):
-            affinity[e] = np.float32(1) / (np.float32(1) + exp(-widen(scores[row, e])))
-            choice[e] = affinity[e] + widen(bias[e])
-        for g in range(num_groups):
-            first = second = np.float32(-np.inf)
-            for value in choice[g * size : (g + 1) * size]:
-                first, second = max(first, value), max(second, min(first, value))
-            of_group[g] = first + second
-        for _ in range(num_groups - num_kept_groups):
-            least = _last_least(of_group)
-            of_group[least] = np.inf
-            choice[least * size : (least + 1) * size] = -np.inf
-        total = np.float32(0)
-        for j in range(k):
-            best = np.argmax(choice)
-            choice[best] = -np.inf
-            experts[row, j] = best
-            total += affinity[best]
-        factor = np.float32(scale) / (total + np.float32(1e-20))
-        for j in range(k):
-            weights[row, j] = narrow(affinity[experts[row, j]] * factor, element)
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _last_least(values):
-    """Of equal groups the first are kept."""
-    found = 0
-    for i in range(1, len(values)):
-        if values[i] <= values[found]:
-            found = i
-    return found
-
-
-@numba.njit(cache=True, nogil=True, error_model="numpy")
-def _permute(rows, choices, results):
+def copy_to_experts(rows, choices, results):
     address, num_bytes, copies = rows
     experts, num_rows, k, num_experts = choices
     x = array_at(address, (num_rows, num_bytes), np.uint8(0))
@@ -190,7 +125,7 @@ def _permute(rows, choices, results):
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _grouped_matmul(rows, groups, output, threads):
+def multiply_groups(rows, groups, output, threads):
     work, region, num_threads = threads
     _, num_rows, width = rows
     out = groups[3]
@@ -266,7 +201,7 @@ def _dots(values, rows, output, n):
 
 
 @numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
-def _unpermute(addresses, sizes, element, weight):
+def sum_of_experts(addresses, sizes, element, weight):
     num_rows, k, width = sizes
     copies = array_at(addresses[0], (num_rows * k, width), element)
     weights = array_at(addresses[1], (num_rows, k), weight)

@@ -18,7 +18,7 @@ def accepts_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> bool:
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     output, width = x.new_empty(x.shape), len(weight)
-    _rms_norm(
+    norm_rows(
         x.data_ptr(),
         x.stride(0) if x.dim() == 2 else width,
         weight.data_ptr(),
@@ -47,7 +47,7 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     output, total, width = torch.empty_like(x), torch.empty_like(x), len(weight)
-    _add_rms_norm(
+    add_and_norm_rows(
         x.data_ptr(),
         residual.data_ptr(),
         weight.data_ptr(),
@@ -116,7 +116,7 @@ def rotate_interleaved(
     rotated = query.new_empty(query.shape), key.new_empty(key.shape)
     num_rows, num_heads, dim = query.shape
     element = FLOATS[query.dtype]
-    _rotate_interleaved(
+    rotate_pairs(
         (query.data_ptr(), *query.stride()[:2], num_heads, rotated[0].data_ptr()),
         (key.data_ptr(), *key.stride()[:2], key.shape[1], rotated[1].data_ptr()),
         (positions.data_ptr(), num_rows, dim),
@@ -136,12 +136,12 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
     width = x.shape[-1] // 2
     output = torch.empty(*x.shape[:-1], width, dtype=x.dtype)
     num_rows = x.numel() // (2 * width)
-    _swiglu(x.data_ptr(), output.data_ptr(), num_rows, width, FLOATS[x.dtype])
+    gate_rows(x.data_ptr(), output.data_ptr(), num_rows, width, FLOATS[x.dtype])
     return output
 
 
 @numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
-def _rms_norm(x, stride, weight, output, num_rows, width, eps, element):
+def norm_rows(x, stride, weight, output, num_rows, width, eps, element):
     x = array_at(x, (num_rows, stride), element)
     weight = array_at(weight, (width,), element)
     output = array_at(output, (num_rows, width), element)
@@ -158,7 +158,7 @@ def _rms_norm(x, stride, weight, output, num_rows, width, eps, element):
 
 
 @numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
-def _add_rms_norm(x, residual, weight, output, total, num_rows, width, eps, element):
+def add_and_norm_rows(x, residual, weight, output, total, num_rows, width, eps, element):
     """The norm is taken of the sum before it is rounded."""
     x = array_at(x, (num_rows, width), element)
     residual = array_at(residual, (num_rows, width), element)
@@ -193,7 +193,7 @@ def _rotate_neox(query, key, positions, cos_sin, num_positions, width, num_rows,
 
 
 @numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
-def _rotate_interleaved(query, key, sizes, angles, angle, element):
+def rotate_pairs(query, key, sizes, angles, angle, element):
     """query and key: (address, elements from row to row and head to head, heads, address of what
     they become)."""
     positions, num_rows, dim = sizes
@@ -233,7 +233,7 @@ def _turn(x, cos_sin, y):
 
 
 @numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
-def _swiglu(x, output, num_rows, width, element):
+def gate_rows(x, output, num_rows, width, element):
     x = array_at(x, (num_rows, 2 * width), element)
     output = array_at(output, (num_rows, width), element)
     for row in range(num_rows):

@@ -1,4 +1,4 @@
-"""A linear layer over a weight prepared once for its device."""
+"""Linear layers: of a weight prepared once for its device, and of matrices of each head's own."""
 
 from sglang_ascend.ops.dispatch import Implementation, Op, is_installed, numba_body
 from sglang_ascend.ops.linear import onednn, reference
@@ -26,3 +26,5 @@ linear.register(numba_body(NUMBA, "linear", "accepts_rows", _has_numba_body))
 linear.register(
     Implementation("onednn", onednn.linear_packed, _CPU, _has_onednn_alone, onednn.accepts_rows)
 )
+by_head = Op("linear.by_head", reference.by_head)
+by_head.register(numba_body(f"{NUMBA}_heads", "by_head", "accepts"))

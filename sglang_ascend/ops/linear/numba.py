@@ -86,9 +86,7 @@ def linear(
     inputs, (out, width) = x.contiguous(), weight.rows.shape
     bias = None if bias is None else bias.detach().float()
     output = x.new_empty(*x.shape[:-1], out)
-    in_tiles = _are_multiplied_in_tiles(weight.rows, x.dtype)
-    work = _IN_TILES if in_tiles else _WORK[weight.rows.dtype, x.dtype]
-    _multiply(
+    multiply(
         weight.rows.data_ptr(),
         width * weight.rows.element_size(),
         out,
@@ -97,15 +95,22 @@ def linear(
         inputs.numel() // width,
         0 if bias is None else bias.data_ptr(),
         output.data_ptr(),
-        work.address,
+        work_of(weight, x.dtype),
         parallel_region(),
         num_threads(),
     )
     return output
 
 
+def work_of(weight: PreparedWeight, of_input: torch.dtype) -> int:
+    """The address of what multiplies inputs of this dtype by ``weight.rows``."""
+    assert weight.rows is not None
+    in_tiles = _are_multiplied_in_tiles(weight.rows, of_input)
+    return (_IN_TILES if in_tiles else _WORK[weight.rows.dtype, of_input]).address
+
+
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _multiply(weights, of_row, out, width, inputs, num_rows, bias, output, work, region, threads):
+def multiply(weights, of_row, out, width, inputs, num_rows, bias, output, work, region, threads):
     # The first is the rows of weights that threads have taken.
     job = np.array([0, weights, of_row, out, width, inputs, num_rows, bias, output], np.int64)
     run_on_threads(region, work, job.ctypes.data, min(threads, -(-out // PART)))

@@ -194,7 +194,7 @@ write: Any = _write
 
 @numba.njit(cache=True, error_model="numpy")
 def work_in_tiles(address):
-    """One thread's share of ``numba._multiply``: ROWS rows of weights at a time, as they come. What
+    """One thread's share of ``numba.multiply``: ROWS rows of weights at a time, as they come. What
     it will take next is asked for while it multiplies."""
     job = array_at(address, (9,), np.int64(0))
     _, weights, of_row, out, width, inputs, num_rows, bias, output = job

@@ -1,4 +1,4 @@
-"""Definition of a linear layer whose weight was prepared once."""
+"""Definitions of a linear layer whose weight was prepared once, and of one of each head's own."""
 
 from __future__ import annotations
 
@@ -33,3 +33,16 @@ def linear(
         bias: [output_size], or None.
     """
     return torch.nn.functional.linear(x, weight.dense, bias)
+
+
+def by_head(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """x_h W_h of each head: latent attention takes queries to the latent space, and values back.
+
+    Args:
+        x: float [rows, heads, in_width].
+        weights: [heads, in_width, out_width] in the dtype of ``x``.
+
+    Returns:
+        [rows, heads, out_width] in the dtype of ``x``. Does not synchronise.
+    """
+    return torch.bmm(x.transpose(0, 1), weights).transpose(0, 1)

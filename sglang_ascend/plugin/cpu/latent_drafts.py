@@ -1,21 +1,48 @@
-"""DeepSeek-V3's MTP layer on CPU without SGLang's modules."""
+"""DeepSeek-V3's MTP layer on CPU without SGLang's modules: of a few rows in one compiled call where
+its weights are floats, otherwise function by function."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import torch
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 from sglang.srt.layers.rotary_embedding.rope_variant import DeepseekScalingRotaryEmbedding
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.models.deepseek_nextn import DeepseekV3ForCausalLMNextN
+from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
 
+from sglang_ascend.attention.metadata import StepMetadata
+from sglang_ascend.ops import drafts
+from sglang_ascend.ops.drafts.reference import LatentLayer
 from sglang_ascend.plugin.attention.backend import attend
-from sglang_ascend.plugin.cpu.layers import Drafts, multiply, project, rms_norm, rotate_latent
+from sglang_ascend.plugin.cpu.experts import chooses_by_groups, multiplies_by_swiglu
+from sglang_ascend.plugin.cpu.layers import (
+    Drafts,
+    PreparedLinear,
+    is_usual_norm,
+    multiply,
+    prepared_weight,
+    project,
+    rms_norm,
+    rotate_latent,
+)
 
 
 class NextNDrafts(Drafts):
-    """``DeepseekV3ForCausalLMNextN.forward``; its experts are multiplied by their module."""
+    """``DeepseekV3ForCausalLMNextN.forward``; where it is not compiled, its experts are multiplied
+    by their module."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._layer: LatentLayer | None = None
+
+    @cached_property
+    def _is_float(self) -> bool:
+        return is_float(self.model)
 
     @staticmethod
     def serves(model: torch.nn.Module) -> bool:
@@ -36,16 +63,51 @@ class NextNDrafts(Drafts):
     def _hidden_states(
         self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
     ) -> Any:
+        states = forward_batch.spec_info.hidden_states
+        compiled = self._compiled(states, get_attn_backend().step_metadata)
+        if compiled is not None:
+            return self._at_once(compiled, input_ids, states, positions, forward_batch)
         layer: Any = self.model.model
         block = layer.decoder
         embeds = layer.embed_tokens.quant_method.embedding(layer.embed_tokens, input_ids)
-        token = rms_norm(layer.enorm, embeds)
-        state = rms_norm(layer.hnorm, forward_batch.spec_info.hidden_states)
+        token, state = rms_norm(layer.enorm, embeds), rms_norm(layer.hnorm, states)
         joined = project(layer.eh_proj, torch.cat((token, state), dim=-1))
         attended = self._attended(rms_norm(block.input_layernorm, joined), positions, forward_batch)
         normed, residual = rms_norm(block.post_attention_layernorm, attended, joined)
         hidden = block.mlp(normed, forward_batch)
         return rms_norm(layer.shared_head.norm, hidden, residual)[0]
+
+    def _compiled(self, states: torch.Tensor, metadata: StepMetadata) -> LatentLayer | None:
+        """The layer for as many rows as ``states`` has, None where it is not compiled for them."""
+        if not self._is_float or not metadata.is_uniform:
+            return None
+        # Weights that have changed were prepared anew.
+        if self._layer is None or self._layer.join is not prepared_weight(self.model.model.eh_proj):
+            self._layer = drafts.prepare_latent(latent_layer(self.model))
+        return self._layer if len(states) <= self._layer.most_rows else None
+
+    def _at_once(
+        self,
+        layer: LatentLayer,
+        input_ids: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+    ) -> torch.Tensor:
+        backend: Any = get_attn_backend()
+        metadata, pool = backend.step_metadata, backend.token_to_kv_pool
+        return drafts.latent_layer(
+            layer,
+            input_ids,
+            states,
+            positions,
+            pool.get_key_buffer(self.model.model.decoder.self_attn.attn_mqa.layer_id),
+            forward_batch.out_cache_loc,
+            metadata.block_table,
+            metadata.kv_lens,
+            query_len=metadata.query_len,
+            page_size=metadata.page_size,
+        )
 
     def _attended(
         self, x: Any, positions: torch.Tensor, forward_batch: ForwardBatch
@@ -68,3 +130,66 @@ class NextNDrafts(Drafts):
         attended = attended.view(len(x), num_heads, rank).transpose(0, 1)
         values = torch.bmm(attended, attention.w_vc).transpose(0, 1)
         return multiply(attention.o_proj, values.flatten(1))
+
+
+def is_float(model: Any) -> bool:
+    """Whether the layer is one of ``ops.drafts.reference.LatentLayer``: floats throughout, the
+    usual norms, experts that are chosen by groups, and shared ones that are multiplied as one."""
+    block = model.model.decoder
+    attention, moe = block.self_attn, block.mlp
+    if type(moe) is not DeepseekV2MoE or moe.shared_experts is None:
+        return False
+    linears = (
+        attention.fused_qkv_a_proj_with_mqa,
+        attention.q_b_proj,
+        attention.o_proj,
+        moe.shared_experts.gate_up_proj,
+        moe.shared_experts.down_proj,
+    )
+    return (
+        all(type(x.quant_method) is PreparedLinear and x.bias is None for x in linears)
+        and all(is_usual_norm(x) for x in model.modules() if isinstance(x, RMSNorm))
+        and type(moe.experts.quant_method) is UnquantizedFusedMoEMethod
+        and multiplies_by_swiglu(moe.experts.quant_method, moe.experts)
+        and chooses_by_groups(moe.topk)
+        and not moe.topk.topk_config.apply_routed_scaling_factor_on_output
+        and moe.shared_experts.swiglu_limit is None
+    )
+
+
+def latent_layer(model: Any) -> LatentLayer:
+    """Of a model of which ``is_float`` holds."""
+    layer = model.model
+    block = layer.decoder
+    attention, moe = block.self_attn, block.mlp
+    choice, shared = moe.topk.topk_config, moe.shared_experts
+    return LatentLayer(
+        embedding=layer.embed_tokens.weight.data,
+        token_norm=layer.enorm.weight.data,
+        state_norm=layer.hnorm.weight.data,
+        join=prepared_weight(layer.eh_proj),
+        input_norm=block.input_layernorm.weight.data,
+        down=prepared_weight(attention.fused_qkv_a_proj_with_mqa),
+        query_norm=attention.q_a_layernorm.weight.data,
+        query_up=prepared_weight(attention.q_b_proj),
+        key_norm=attention.kv_a_layernorm.weight.data,
+        to_latent=attention.w_kc.contiguous(),
+        from_latent=attention.w_vc.contiguous(),
+        cos_sin=attention.rotary_emb.cos_sin_cache,
+        attention_out=prepared_weight(attention.o_proj),
+        experts_norm=block.post_attention_layernorm.weight.data,
+        router=prepared_weight(moe.gate),
+        router_bias=choice.correction_bias.float(),
+        experts_gate_up=moe.experts.w13_weight.data,
+        experts_down=moe.experts.w2_weight.data,
+        shared_gate_up=prepared_weight(shared.gate_up_proj),
+        shared_down=prepared_weight(shared.down_proj),
+        output_norm=layer.shared_head.norm.weight.data,
+        eps=block.input_layernorm.variance_epsilon,
+        latent_eps=attention.kv_a_layernorm.variance_epsilon,
+        num_experts_per_token=choice.top_k,
+        num_groups=choice.num_expert_group,
+        num_kept_groups=choice.topk_group,
+        routed_scale=moe.routed_scaling_factor,
+        attention_scale=attention.attn_mqa.scaling,
+    )

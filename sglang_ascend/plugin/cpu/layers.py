@@ -26,6 +26,7 @@ from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.rope_variant import DeepseekScalingRotaryEmbedding
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.forward_context import get_attn_backend
+from sglang.srt.models.deepseek_v2 import MoEGate
 from sglang.srt.models.mimo_mtp import MiMoMTP
 from sglang.srt.runtime_context import get_parallel
 
@@ -56,18 +57,22 @@ def rms_norm(
     post_residual_addition: torch.Tensor | None = None,
     quant_linear: Any = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    rounds_otherwise = (
-        self.cast_x_before_out_mul
-        or self.fp32_residual
-        or self.override_orig_dtype is not None
-        or self.variance_size_override is not None
-    )
-    if rounds_otherwise or post_residual_addition is not None:
+    if not is_usual_norm(self) or post_residual_addition is not None:
         return self.forward_native(x, residual, post_residual_addition)
     weight = self.weight.data
     if residual is None:
         return ops.rms_norm(x, weight, self.variance_epsilon)
     return ops.add_rms_norm(x, residual, weight, self.variance_epsilon)
+
+
+def is_usual_norm(norm: RMSNorm) -> bool:
+    """Over all columns, rounded once."""
+    return not (
+        norm.cast_x_before_out_mul
+        or norm.fp32_residual
+        or norm.override_orig_dtype is not None
+        or norm.variance_size_override is not None
+    )
 
 
 def rotate(
@@ -152,6 +157,11 @@ def project(self: torch.nn.Linear, x: torch.Tensor) -> torch.Tensor:
     return linear.linear(x, prepared_weight(self), self.bias)
 
 
+def score(self: MoEGate, hidden_states: torch.Tensor, *others: Any) -> torch.Tensor:
+    """For ``MoEGate.forward``: what a router gives each expert."""
+    return linear.linear(hidden_states.to(self.weight.dtype), prepared_weight(self))
+
+
 def prepare_layers(model: torch.nn.Module) -> None:
     """Gives ``model``'s unquantized layers these methods; others keep theirs."""
     prepared: dict[type, type] = {UnquantizedLinearMethod: PreparedLinear}
@@ -163,6 +173,8 @@ def prepare_layers(model: torch.nn.Module) -> None:
             layer.quant_method = method()
         elif type(layer) is torch.nn.Linear:
             layer.forward = MethodType(project, layer)
+        elif type(layer) is MoEGate:
+            layer.forward = MethodType(score, layer)
 
 
 def _asks_for_another_dtype(module: torch.nn.Module) -> bool:
