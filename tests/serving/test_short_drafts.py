@@ -1,5 +1,5 @@
 """An MTP layer that drafts without SGLang's modules around its products gives SGLang's logits,
-hidden states, keys and values bit for bit."""
+hidden states, keys and values bit for bit, and up to roundings where it is one compiled call."""
 
 from __future__ import annotations
 
@@ -32,20 +32,21 @@ def test_a_step_drafts_by_the_forward_that_sglang_has(
     )
     (server,) = servers.get(config)
     prompts = lossless_mix(tokenizer, held_out_prompts, 64)[::8]
-    server.generate_each(prompts, greedy(24), 5)
+    server.generate_each(prompts, greedy(24), 8)
     found = forwards(tmp_path)
     counts = Counter((mode, batch_size) for mode, _, batch_size, *_ in found)
     compiled = Counter((mode, is_compiled) for mode, _, _, is_compiled, _ in found)
     print(counts, compiled)
     assert {mode for mode, _ in counts} == {"EXTEND", "DRAFT_EXTEND_V2", "DECODE"}
-    assert min(counts["DRAFT_EXTEND_V2", "5"], counts["DECODE", "1"]) > 5
+    of_several = sum(n for (_, batch_size), n in counts.items() if int(batch_size) >= 3)
+    assert min(of_several, counts["DECODE", "1"]) > 5
     if model_folder.name == "nano-deepseek":
         # One request's rows are compiled on every processor, five requests' on none.
         assert compiled["DECODE", "True"] > 5
         assert min(compiled["DRAFT_EXTEND_V2", made] for made in ("True", "False")) > 2
     assert {are_equal for *_, are_equal in found} == {"True"}
     (tmp_path / "mistake").touch()
-    server.generate_each(prompts, greedy(24), 5)
+    server.generate_each(prompts, greedy(24), 8)
     assert "True" not in {are_equal for *_, are_equal in forwards(tmp_path)}
 
 

@@ -78,8 +78,7 @@ def prepare(layer: LatentLayer) -> LatentLayer:
     num_experts, hidden_size, expert_size = layer.experts_down.shape
     rope_dim = len(layer.down.dense) - len(layer.query_norm) - rank
     per_token = layer.num_experts_per_token
-    # The router's rows are few, and never multiplied by another body's.
-    of_weights = (weight.most_rows for weight in _weights(layer) if weight is not layer.router)
+    of_weights = (weight.most_rows for weight in _weights(layer))
     most_rows = min(experts.MOST_ROWS // per_token, *of_weights)
     sizes = (
         (len(layer.embedding), hidden_size, len(layer.query_norm), rank, rope_dim),

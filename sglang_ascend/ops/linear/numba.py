@@ -39,6 +39,9 @@ from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on
 HAS_TILES = has_tiles()
 # Beyond these oneDNN's blocks of a packed weight are as fast, by the dtype that it multiplies.
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 6 if HAS_PAIRS else 2}
+# A weight as small as this, a router's of few experts, is multiplied by 64 rows in less time than
+# oneDNN takes to be called.
+SMALL = 1 << 12
 # Rows of weights that a thread takes at a time.
 PART = 32
 
@@ -50,8 +53,8 @@ def prepare(weight: torch.Tensor) -> PreparedWeight:
     """oneDNN's, and ``rows``, of which products of few rows are made here."""
     prepared, rows = onednn.prepare_packed(weight), _as_narrow_as_it_is(weight.detach())
     assert prepared.packed is not None
-    in_tiles = _are_multiplied_in_tiles(rows, weight.dtype)
-    most_rows = MOST_GROUPS * ROWS if in_tiles else MOST_ROWS[prepared.packed.dtype]
+    for_many = _are_multiplied_in_tiles(rows, weight.dtype) or rows.numel() <= SMALL
+    most_rows = MOST_GROUPS * ROWS if for_many else MOST_ROWS[prepared.packed.dtype]
     return replace(prepared, rows=rows, most_rows=most_rows)
 
 

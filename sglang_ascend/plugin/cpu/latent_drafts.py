@@ -16,7 +16,7 @@ from sglang.srt.models.deepseek_nextn import DeepseekV3ForCausalLMNextN
 from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
 
 from sglang_ascend.attention.metadata import StepMetadata
-from sglang_ascend.ops import drafts
+from sglang_ascend.ops import drafts, linear
 from sglang_ascend.ops.drafts.reference import LatentLayer
 from sglang_ascend.plugin.attention.backend import attend
 from sglang_ascend.plugin.cpu.experts import chooses_by_groups, multiplies_by_swiglu
@@ -79,7 +79,8 @@ class NextNDrafts(Drafts):
 
     def _compiled(self, states: torch.Tensor, metadata: StepMetadata) -> LatentLayer | None:
         """The layer for as many rows as ``states`` has, None where it is not compiled for them."""
-        if not self._is_float or not metadata.is_uniform:
+        cache_dtype = get_attn_backend().token_to_kv_pool.dtype
+        if not (self._is_float and metadata.is_uniform and cache_dtype == states.dtype):
             return None
         # Weights that have changed were prepared anew.
         if self._layer is None or self._layer.join is not prepared_weight(self.model.model.eh_proj):
@@ -122,13 +123,12 @@ class NextNDrafts(Drafts):
         q = multiply(attention.q_b_proj, rms_norm(attention.q_a_layernorm, q))
         sizes = attention.qk_nope_head_dim, attention.qk_rope_head_dim
         q, q_rope = q.view(len(x), num_heads, -1).split(sizes, dim=-1)
-        q = torch.bmm(q.transpose(0, 1), attention.w_kc).transpose(0, 1)
+        q = linear.by_head(q, attention.w_kc)
         q_rope, k_rope = rotate_latent(attention.rotary_emb, positions, q_rope, k_rope[:, None])
         latent, rope = key[:, None], {"q_rope": q_rope, "k_rope": k_rope}
         backend, layer = get_attn_backend(), attention.attn_mqa
         attended = attend(backend, q, latent, latent, layer, forward_batch, True, **rope)
-        attended = attended.view(len(x), num_heads, rank).transpose(0, 1)
-        values = torch.bmm(attended, attention.w_vc).transpose(0, 1)
+        values = linear.by_head(attended.view(len(x), num_heads, rank), attention.w_vc)
         return multiply(attention.o_proj, values.flatten(1))
 
 
