@@ -198,7 +198,7 @@ def _layer(layer, rows, states, cache, pages, lengths, memory, threads, element,
     num_angles, num_columns, size = sizes[14:17]
     eps, latent_eps, _, attention_scale = scales
     on_threads = (region, num_threads)
-    # Each holds what is named behind it, one after another.
+    # Places of memory: each holds what is named behind it below, one after another.
     a, b, c, d = start, start + place, start + 2 * place, start + 3 * place
     e, f, g, h = start + 4 * place, start + 5 * place, start + 6 * place, start + 7 * place
 
@@ -208,7 +208,7 @@ def _layer(layer, rows, states, cache, pages, lengths, memory, threads, element,
     )
     product(products[0], a, n, b, on_threads)
 
-    # c: normed; d: query, latent and key's rope part below each other; then the query, normed.
+    # c: normed; d: query, latent and key's rope part, beside each other; c: the query, normed.
     layers.norm_rows(b, hidden, norms[2], c, n, hidden, eps, element)
     width = q_rank + rank + rope
     product(products[1], c, n, d, on_threads)
@@ -262,9 +262,8 @@ def _mixture(layer, x, n, places, threads, element):
     for i in range(len(scores)):
         wide[i] = widen(scores[i])
     ids, counts = c + 4 * copies, np.empty(num_experts, np.int64)
-    chosen = (n, num_experts, per_token, groups, kept_groups)
-    layers_of_scores = (b, others[4], c, ids)
-    choose_experts(layers_of_scores, chosen, 1.0, np.float32(0))
+    of_choice = (n, num_experts, per_token, groups, kept_groups)
+    choose_experts((b, others[4], c, ids), of_choice, 1.0, np.float32(0))
     # d: a copy of a row for each of its experts; g: where they went.
     counted = np.int64(counts.ctypes.data)
     of_rows = (x, hidden * size, d)
