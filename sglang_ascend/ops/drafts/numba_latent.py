@@ -34,11 +34,10 @@ NUM_PLACES, LINE = 8, 64
 class Compiled:
     """What the compiled layer is given of one layer, whatever the rows."""
 
-    sizes: np.ndarray  # int64, as ``_layer`` reads them
-    norms: np.ndarray  # addresses, in the order of use
-    products: (
-        np.ndarray
-    )  # [products, 5], as ``numba_parts.product`` reads them, in the order of use
+    # All in the order in which ``_layer`` reads them.
+    sizes: np.ndarray  # int64
+    norms: np.ndarray  # addresses
+    products: np.ndarray  # [products, 5], each as ``numba_parts.product`` takes it
     others: np.ndarray  # addresses of what is neither
     scales: np.ndarray  # float64
     memory: torch.Tensor  # for what the operators make
