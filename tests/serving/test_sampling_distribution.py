@@ -3,10 +3,12 @@
 A bias restricts nano-deepseek to four tokens, so the 64 possible replies can be counted. Two
 samples of 5,120 replies, without and with MTP, are compared with each other and with the exact
 distribution that transformers gives by enumeration (chi-square); in the slow tests of 20,480, where
-penalties, min-p and rejection sampling are too. Every comparison is at p > 0.001: a right
-implementation fails the six of `make test` once in 167 runs at most (union bound), and the 45 of
-`make test-all` once in 22. Broken verifiers, compared in the same way on 2,048 replies, give
-p < 1e-6.
+penalties, min-p and rejection sampling are too. Every comparison is at p > 0.001. A right
+implementation misses that in one of the six of `make test` once in 167 runs at most (union bound),
+and in the 45 of `make test-all` once in 22. So a case that misses it is drawn again, four times as
+often, and fails if it misses it again: what chance did is not repeated (once in 55,000 runs, and
+7,000), and a wrong distribution shows more clearly in more draws. Broken verifiers, compared in
+the same way on 2,048 replies, give p < 1e-6.
 """
 
 from __future__ import annotations
@@ -215,20 +217,27 @@ def check_distribution(
     num_draws: int,
 ) -> None:
     sampler = SAMPLERS[case]
-    sampling = sampler.request(cells)
-    without, with_mtp = ask_both(pair, lambda server: draw(server, prompt, sampling, num_draws))
     exact = exact_distribution(reference, prompt, cells, sampler)
-    plain, mtp = cells.count(without), cells.count(with_mtp)
-    p_values = {
-        "with and without": p_of_same_source(plain, mtp),
-        "with and exact": p_against_exact(mtp, exact),
-        "without and exact": p_against_exact(plain, exact),
-    }
-    share = share_of_accepted_drafts(with_mtp)
-    print(f"{case}: p {p_values}, {share:.0%} of the drafts accepted")
-    assert plain.sum() == mtp.sum() == num_draws
-    assert min(p_values.values()) > MIN_P, p_values
-    assert 0.02 < share < 0.98, "the drafts must sometimes be accepted and sometimes not"
+
+    def p_values(num_draws: int) -> dict[str, float]:
+        sampling = sampler.request(cells)
+        without, with_mtp = ask_both(pair, lambda server: draw(server, prompt, sampling, num_draws))
+        plain, mtp = cells.count(without), cells.count(with_mtp)
+        assert plain.sum() == mtp.sum() == num_draws
+        share = share_of_accepted_drafts(with_mtp)
+        assert 0.02 < share < 0.98, "the drafts must sometimes be accepted and sometimes not"
+        found = {
+            "with and without": p_of_same_source(plain, mtp),
+            "with and exact": p_against_exact(mtp, exact),
+            "without and exact": p_against_exact(plain, exact),
+        }
+        print(f"{case}: p {found}, {share:.0%} of the drafts accepted")
+        return found
+
+    first = p_values(num_draws)
+    if min(first.values()) <= MIN_P:
+        again = p_values(4 * num_draws)
+        assert min(again.values()) > MIN_P, (first, again)
 
 
 @pytest.mark.parametrize(
