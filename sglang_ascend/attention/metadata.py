@@ -28,6 +28,19 @@ class StepMetadata:
     def is_uniform(self) -> bool:
         return self.query_len is not None
 
+    def of_last_rows(self, last_rows: torch.Tensor) -> StepMetadata:
+        """What these rows alone see: one of a request, its last where the forward is ragged.
+
+        ``last_rows`` int64 [requests] are numbers of this forward's rows, in the requests' order; a
+        uniform forward's need not be of every request. Does not synchronise.
+        """
+        table, kv_lens = self.block_table, self.kv_lens
+        if self.query_len is not None:
+            requests = last_rows // self.query_len
+            rows_behind = self.query_len - 1 - last_rows % self.query_len
+            table, kv_lens = table[requests], kv_lens[requests] - rows_behind
+        return StepMetadata(table, kv_lens, self.page_size, query_len=1)
+
 
 def slot_table(
     req_to_token: torch.Tensor,

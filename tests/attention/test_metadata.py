@@ -26,6 +26,28 @@ def shuffled_pool(kv_lens, num_rows=9, max_context_len=40):
     return req_to_token, rows
 
 
+@pytest.mark.parametrize("query_lens", [(4, 4, 4), (1, 9, 4), (3,)], ids=str)
+def test_a_request_s_last_rows_see_what_they_see_among_all_rows(query_lens):
+    kv_lens = [12, 30, 7][: len(query_lens)]
+    req_to_token, rows = shuffled_pool(kv_lens)
+    lengths, generator = torch.tensor(kv_lens), torch.Generator().manual_seed(1)
+    table = slot_table(req_to_token, rows, lengths, max(kv_lens))
+    cache = torch.randn(req_to_token.numel(), 1, 8, generator=generator)
+    query = torch.randn(sum(query_lens), 2, 8, generator=generator)
+    if len(set(query_lens)) == 1:
+        step = StepMetadata(table, lengths, 1, query_lens[0])
+        # As many rows as a step accepts, which may not be all.
+        last_rows = (torch.arange(len(query_lens)) * query_lens[0] + torch.tensor([2, 0, 3]))[:2]
+    else:
+        step = StepMetadata(table, lengths, 1, None, query_lens, tuple(kv_lens))
+        last_rows = torch.tensor(query_lens).cumsum(0) - 1
+    of_all = gqa_attention(step, query, cache, cache, 0.3)[last_rows]
+    alone = gqa_attention(step.of_last_rows(last_rows), query[last_rows], cache, cache, 0.3)
+    assert torch.allclose(alone, of_all, atol=1e-6)
+    astray = gqa_attention(step.of_last_rows(last_rows - 1), query[last_rows], cache, cache, 0.3)
+    assert step.query_len is None or not torch.allclose(astray, of_all, atol=1e-6)
+
+
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_slot_table_is_the_request_row_and_then_its_first_slot(index_dtype):
     req_to_token, rows = shuffled_pool(KV_LENS)

@@ -1,5 +1,6 @@
-"""An MTP layer that drafts without SGLang's modules around its products gives SGLang's logits,
-hidden states, keys and values bit for bit, and up to roundings where it is one compiled call."""
+"""An MTP layer that runs without SGLang's modules around its products writes SGLang's keys and
+values bit for bit and gives its logits and hidden states, of one row bit for bit, of the last of
+several up to roundings; where it is one compiled call, all up to roundings."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import drafts, linear
 from sglang_ascend.ops.drafts.reference import LatentLayer
-from sglang_ascend.plugin.attention.backend import attend
 from sglang_ascend.plugin.cpu.experts import chooses_by_groups, multiplies_by_swiglu
 from sglang_ascend.plugin.cpu.layers import (
     Drafts,
@@ -29,6 +28,7 @@ from sglang_ascend.plugin.cpu.layers import (
     project,
     rms_norm,
     rotate_latent,
+    write_and_attend,
 )
 
 
@@ -61,18 +61,26 @@ class NextNDrafts(Drafts):
         )
 
     def _hidden_states(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+        last_rows: torch.Tensor | None,
     ) -> Any:
         states = forward_batch.spec_info.hidden_states
         compiled = self._compiled(states, get_attn_backend().step_metadata)
         if compiled is not None:
-            return self._at_once(compiled, input_ids, states, positions, forward_batch)
+            hidden = self._at_once(compiled, input_ids, states, positions, forward_batch)
+            return hidden if last_rows is None else hidden[last_rows]
         layer: Any = self.model.model
         block = layer.decoder
         embeds = layer.embed_tokens.quant_method.embedding(layer.embed_tokens, input_ids)
         token, state = rms_norm(layer.enorm, embeds), rms_norm(layer.hnorm, states)
         joined = project(layer.eh_proj, torch.cat((token, state), dim=-1))
-        attended = self._attended(rms_norm(block.input_layernorm, joined), positions, forward_batch)
+        normed = rms_norm(block.input_layernorm, joined)
+        attended = self._attended(normed, positions, forward_batch, last_rows)
+        if last_rows is not None:
+            joined = joined[last_rows]
         normed, residual = rms_norm(block.post_attention_layernorm, attended, joined)
         hidden = block.mlp(normed, forward_batch)
         return rms_norm(layer.shared_head.norm, hidden, residual)[0]
@@ -111,7 +119,11 @@ class NextNDrafts(Drafts):
         )
 
     def _attended(
-        self, x: Any, positions: torch.Tensor, forward_batch: ForwardBatch
+        self,
+        x: Any,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+        last_rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """Latent attention: queries are taken to the latent space, and what they attend to is
         brought back from it."""
@@ -123,12 +135,14 @@ class NextNDrafts(Drafts):
         q = multiply(attention.q_b_proj, rms_norm(attention.q_a_layernorm, q))
         sizes = attention.qk_nope_head_dim, attention.qk_rope_head_dim
         q, q_rope = q.view(len(x), num_heads, -1).split(sizes, dim=-1)
-        q = linear.by_head(q, attention.w_kc)
         q_rope, k_rope = rotate_latent(attention.rotary_emb, positions, q_rope, k_rope[:, None])
+        if last_rows is not None:
+            q, q_rope = q[last_rows], q_rope[last_rows]
+        q = linear.by_head(q, attention.w_kc)
         latent, rope = key[:, None], {"q_rope": q_rope, "k_rope": k_rope}
-        backend, layer = get_attn_backend(), attention.attn_mqa
-        attended = attend(backend, q, latent, latent, layer, forward_batch, True, **rope)
-        values = linear.by_head(attended.view(len(x), num_heads, rank), attention.w_vc)
+        layer = attention.attn_mqa
+        attended = write_and_attend(q, latent, latent, layer, forward_batch, last_rows, **rope)
+        values = linear.by_head(attended.view(len(q), num_heads, rank), attention.w_vc)
         return multiply(attention.o_proj, values.flatten(1))
 
 

@@ -24,7 +24,7 @@ from sglang.srt.layers.quantization.unquant import (
 )
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.rope_variant import DeepseekScalingRotaryEmbedding
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.models.deepseek_v2 import MoEGate
 from sglang.srt.models.mimo_mtp import MiMoMTP
@@ -185,10 +185,13 @@ def _asks_for_another_dtype(module: torch.nn.Module) -> bool:
 
 
 class Drafts(ABC):
-    """The forward of an MTP layer of a step's rows: the functions that SGLang's modules call, one
-    after another. At a row or two the modules take longer around the products than these do.
+    """The forward of an MTP layer: the functions that SGLang's modules call, one after another. At
+    a row or two the modules take longer around the products than these do.
 
-    Of prompts, and of a model that it does not serve, SGLang's forward stays.
+    Of a request's rows a draft follows the last one alone. The others leave their keys and values,
+    which depend on no other row in a layer that is the only one, and go no further.
+
+    Of a model that it does not serve SGLang's forward stays.
     """
 
     def __init__(self, model: Any) -> None:
@@ -210,22 +213,48 @@ class Drafts(ABC):
     ) -> LogitsProcessorOutput:
         """input_ids and positions [rows] -> of each request logits, float32 [batch, tokens that a
         draft can be], and hidden states, [batch, hidden_size]."""
-        mode, given = forward_batch.forward_mode, forward_batch.spec_info
-        last_rows = given.select_index if mode.is_draft_extend_v2() else None
-        if last_rows is None and not mode.is_decode():
+        last_rows = _last_rows(forward_batch)
+        if last_rows is None and not forward_batch.forward_mode.is_decode():
             return self.of_sglang(input_ids, positions, forward_batch)
-        hidden = self._hidden_states(input_ids, positions, forward_batch)
-        if last_rows is not None:
-            hidden = hidden[last_rows]
+        hidden = self._hidden_states(input_ids, positions, forward_batch, last_rows)
         head = self.model.lm_head
         logits = head.quant_method.apply(head, hidden)[:, : self.model.config.vocab_size]
         return LogitsProcessorOutput(next_token_logits=logits.float(), hidden_states=hidden)
 
     @abstractmethod
     def _hidden_states(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+        last_rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[rows] -> [rows, hidden_size], behind the layer's last norm."""
+        """[rows] -> [batch, hidden_size], behind the last norm. None: a request has one row."""
+
+
+def _last_rows(forward_batch: ForwardBatch) -> torch.Tensor | None:
+    """Of each request in a step that has several, or in a prompt."""
+    mode = forward_batch.forward_mode
+    if mode.is_draft_extend_v2():
+        return forward_batch.spec_info.select_index
+    if mode == ForwardMode.EXTEND and forward_batch.mm_input_embeds is None:
+        return forward_batch.extend_seq_lens.cumsum(0) - 1
+    return None
+
+
+def write_and_attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    layer: Any,
+    forward_batch: ForwardBatch,
+    last_rows: torch.Tensor | None,
+    **rope: torch.Tensor,
+) -> torch.Tensor:
+    """Keys and values of all rows are written; ``q`` has the last rows, or all."""
+    backend = get_attn_backend()
+    metadata = None if last_rows is None else backend.step_metadata.of_last_rows(last_rows)
+    return attend(backend, q, k, v, layer, forward_batch, True, metadata, **rope)
 
 
 class MimoDrafts(Drafts):
@@ -238,7 +267,11 @@ class MimoDrafts(Drafts):
         )
 
     def _hidden_states(
-        self, input_ids: torch.Tensor, positions: torch.Tensor, forward_batch: ForwardBatch
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: ForwardBatch,
+        last_rows: torch.Tensor | None,
     ) -> Any:
         layer, block = self.model.model, self.model.model.mtp_block
         embeds = layer.embed_tokens.quant_method.embedding(layer.embed_tokens, input_ids)
@@ -252,7 +285,9 @@ class MimoDrafts(Drafts):
         q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
         q, k = rotate(attention.rotary_emb, positions, q, k)
         k, v = (x.view(len(x), attention.num_kv_heads, attention.head_dim) for x in (k, v))
-        attended = attend(get_attn_backend(), q, k, v, attention.attn, forward_batch, True)
+        if last_rows is not None:
+            q, joined = q[last_rows], joined[last_rows]
+        attended = write_and_attend(q, k, v, attention.attn, forward_batch, last_rows)
         attended = multiply(attention.o_proj, attended)
 
         normed, residual = rms_norm(block.post_attention_layernorm, attended, joined)

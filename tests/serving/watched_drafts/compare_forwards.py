@@ -3,8 +3,10 @@ server.
 
 The folder $COMPARED gets, as `forwards`, a line for each: its mode, its rows, its requests, whether
 it was one compiled call, and whether logits, hidden states, keys and values are those of SGLang:
-bit for bit, or of a compiled call, whose compiler orders sums as it likes, up to roundings. While
-the folder has a file `mistake` the positions are one too high.
+bit for bit, or of a compiled call, whose compiler orders sums as it likes, up to roundings. So are
+logits and hidden states of forwards that drop all but the last rows of requests behind their keys:
+a product orders its sums by the number of rows. While the folder has a file `mistake` the positions
+are one too high.
 """
 
 from __future__ import annotations
@@ -52,11 +54,19 @@ def compare(original: Any, drafts: Any, input_ids: Any, positions: Any, forward_
 
     with patch.object(operators, "latent_layer", latent_layer):
         ours = original(drafts, input_ids, positions + int(is_mistaken), forward_batch)
-    found = ours.next_token_logits, ours.hidden_states, *written(forward_batch)
+    our_keys = written(forward_batch)
     theirs = drafts.of_sglang(input_ids, positions, forward_batch)
-    expected = theirs.next_token_logits, theirs.hidden_states, *written(forward_batch)
-    limit = ROUNDINGS[ours.hidden_states.dtype] if calls else 0.0
-    are_equal = all(are_close(*pair, limit) for pair in zip(found, expected, strict=True))
+    roundings = ROUNDINGS[ours.hidden_states.dtype]
+    of_rows = roundings if calls or len(ours.hidden_states) < len(input_ids) else 0.0
+    pairs = [
+        (ours.next_token_logits, theirs.next_token_logits, of_rows),
+        (ours.hidden_states, theirs.hidden_states, of_rows),
+        *(
+            (a, b, roundings if calls else 0.0)
+            for a, b in zip(our_keys, written(forward_batch), strict=True)
+        ),
+    ]
+    are_equal = all(are_close(*pair) for pair in pairs)
     mode, batch_size = forward_batch.forward_mode.name, len(forward_batch.seq_lens)
     with (FOLDER / "forwards").open("a") as file:
         file.write(f"{mode} {len(input_ids)} {batch_size} {bool(calls)} {are_equal}\n")
