@@ -103,16 +103,13 @@ def attend(
     layer: RadixAttention,
     forward_batch: ForwardBatch,
     save_kv_cache: bool,
-    metadata: StepMetadata | None = None,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """A backend's forward of one layer, with the backend's pool and ``step_metadata``, or with the
-    ``metadata`` of those rows that ``q`` has, where more are written."""
+    """A backend's forward of one layer, with the backend's ``step_metadata`` and pool."""
     function = attend_latent if backend.is_mla else attend_grouped
     loc = KVWriteLoc(forward_batch.out_cache_loc, None) if save_kv_cache else None
     pool = backend.token_to_kv_pool
-    metadata = metadata or backend.step_metadata
-    return function(metadata, pool, layer, q, k, v, loc, **kwargs)
+    return function(backend.step_metadata, pool, layer, q, k, v, loc, **kwargs)
 
 
 def attend_grouped(

@@ -10,16 +10,16 @@ import torch
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.quantization.unquant import UnquantizedFusedMoEMethod
 from sglang.srt.layers.rotary_embedding.rope_variant import DeepseekScalingRotaryEmbedding
-from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.models.deepseek_nextn import DeepseekV3ForCausalLMNextN
 from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
 
-from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import drafts, linear
 from sglang_ascend.ops.drafts.reference import LatentLayer
+from sglang_ascend.plugin.attention.backend import attend_latent
 from sglang_ascend.plugin.cpu.experts import chooses_by_groups, multiplies_by_swiglu
 from sglang_ascend.plugin.cpu.layers import (
+    DraftRows,
     Drafts,
     PreparedLinear,
     is_usual_norm,
@@ -28,7 +28,6 @@ from sglang_ascend.plugin.cpu.layers import (
     project,
     rms_norm,
     rotate_latent,
-    write_and_attend,
 )
 
 
@@ -60,88 +59,79 @@ class NextNDrafts(Drafts):
             and attention.w_kc.dtype == attention.w_vc.dtype == model.model.eh_proj.weight.dtype
         )
 
-    def _hidden_states(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        forward_batch: ForwardBatch,
-        last_rows: torch.Tensor | None,
-    ) -> Any:
-        states = forward_batch.spec_info.hidden_states
-        compiled = self._compiled(states, get_attn_backend().step_metadata)
+    def _write_keys(self, rows: DraftRows) -> None:
+        _, (_, key, k_rope) = self._projected(rows)
+        attention: Any = self.model.model.decoder.self_attn
+        _, k_rope = rotate_latent(attention.rotary_emb, rows.positions, k_rope, k_rope)
+        pool = get_attn_backend().token_to_kv_pool
+        pool.set_mla_kv_buffer(attention.attn_mqa, rows.write_loc, key, k_rope)
+
+    def _hidden_states(self, rows: DraftRows) -> Any:
+        compiled = self._compiled(rows)
         if compiled is not None:
-            hidden = self._at_once(compiled, input_ids, states, positions, forward_batch)
-            return hidden if last_rows is None else hidden[last_rows]
+            return self._at_once(compiled, rows)
         layer: Any = self.model.model
         block = layer.decoder
-        embeds = layer.embed_tokens.quant_method.embedding(layer.embed_tokens, input_ids)
-        token, state = rms_norm(layer.enorm, embeds), rms_norm(layer.hnorm, states)
-        joined = project(layer.eh_proj, torch.cat((token, state), dim=-1))
-        normed = rms_norm(block.input_layernorm, joined)
-        attended = self._attended(normed, positions, forward_batch, last_rows)
-        if last_rows is not None:
-            joined = joined[last_rows]
+        joined, projected = self._projected(rows)
+        attended = self._attended(rows, *projected)
         normed, residual = rms_norm(block.post_attention_layernorm, attended, joined)
-        hidden = block.mlp(normed, forward_batch)
+        hidden = block.mlp(normed, rows.batch)
         return rms_norm(layer.shared_head.norm, hidden, residual)[0]
 
-    def _compiled(self, states: torch.Tensor, metadata: StepMetadata) -> LatentLayer | None:
-        """The layer for as many rows as ``states`` has, None where it is not compiled for them."""
+    def _compiled(self, rows: DraftRows) -> LatentLayer | None:
+        """The layer for as many rows, None where it is not compiled for them."""
         cache_dtype = get_attn_backend().token_to_kv_pool.dtype
-        if not (self._is_float and metadata.is_uniform and cache_dtype == states.dtype):
+        if not (self._is_float and rows.metadata.is_uniform and cache_dtype == rows.states.dtype):
             return None
         # Weights that have changed were prepared anew.
         if self._layer is None or self._layer.join is not prepared_weight(self.model.model.eh_proj):
             self._layer = drafts.prepare_latent(latent_layer(self.model))
-        return self._layer if len(states) <= self._layer.most_rows else None
+        return self._layer if len(rows.states) <= self._layer.most_rows else None
 
-    def _at_once(
-        self,
-        layer: LatentLayer,
-        input_ids: torch.Tensor,
-        states: torch.Tensor,
-        positions: torch.Tensor,
-        forward_batch: ForwardBatch,
-    ) -> torch.Tensor:
-        backend: Any = get_attn_backend()
-        metadata, pool = backend.step_metadata, backend.token_to_kv_pool
+    def _at_once(self, layer: LatentLayer, rows: DraftRows) -> torch.Tensor:
+        metadata, pool = rows.metadata, get_attn_backend().token_to_kv_pool
         return drafts.latent_layer(
             layer,
-            input_ids,
-            states,
-            positions,
+            rows.tokens,
+            rows.states,
+            rows.positions,
             pool.get_key_buffer(self.model.model.decoder.self_attn.attn_mqa.layer_id),
-            forward_batch.out_cache_loc,
+            rows.slots,
             metadata.block_table,
             metadata.kv_lens,
             query_len=metadata.query_len,
             page_size=metadata.page_size,
         )
 
+    def _projected(self, rows: DraftRows) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """What token and state are joined to, and what it is projected down to: queries, keys
+        without and with a position, neither turned."""
+        layer: Any = self.model.model
+        attention = layer.decoder.self_attn
+        embeds = layer.embed_tokens.quant_method.embedding(layer.embed_tokens, rows.tokens)
+        token, state = rms_norm(layer.enorm, embeds), rms_norm(layer.hnorm, rows.states)
+        joined: Any = project(layer.eh_proj, torch.cat((token, state), dim=-1))
+        normed: Any = rms_norm(layer.decoder.input_layernorm, joined)
+        sizes = attention.q_lora_rank, attention.kv_lora_rank, attention.qk_rope_head_dim
+        q, latent, k_rope = multiply(attention.fused_qkv_a_proj_with_mqa, normed).split(sizes, -1)
+        key: Any = rms_norm(attention.kv_a_layernorm, latent)
+        return joined, (q, key[:, None], k_rope[:, None])
+
     def _attended(
-        self,
-        x: Any,
-        positions: torch.Tensor,
-        forward_batch: ForwardBatch,
-        last_rows: torch.Tensor | None,
+        self, rows: DraftRows, q: Any, key: torch.Tensor, k_rope: torch.Tensor
     ) -> torch.Tensor:
         """Latent attention: queries are taken to the latent space, and what they attend to is
         brought back from it."""
         attention: Any = self.model.model.decoder.self_attn
         rank, num_heads = attention.kv_lora_rank, attention.num_local_heads
-        sizes = attention.q_lora_rank, rank, attention.qk_rope_head_dim
-        q, latent, k_rope = multiply(attention.fused_qkv_a_proj_with_mqa, x).split(sizes, dim=-1)
-        key: Any = rms_norm(attention.kv_a_layernorm, latent)
         q = multiply(attention.q_b_proj, rms_norm(attention.q_a_layernorm, q))
         sizes = attention.qk_nope_head_dim, attention.qk_rope_head_dim
-        q, q_rope = q.view(len(x), num_heads, -1).split(sizes, dim=-1)
-        q_rope, k_rope = rotate_latent(attention.rotary_emb, positions, q_rope, k_rope[:, None])
-        if last_rows is not None:
-            q, q_rope = q[last_rows], q_rope[last_rows]
+        q, q_rope = q.view(len(q), num_heads, -1).split(sizes, dim=-1)
         q = linear.by_head(q, attention.w_kc)
-        latent, rope = key[:, None], {"q_rope": q_rope, "k_rope": k_rope}
-        layer = attention.attn_mqa
-        attended = write_and_attend(q, latent, latent, layer, forward_batch, last_rows, **rope)
+        q_rope, k_rope = rotate_latent(attention.rotary_emb, rows.positions, q_rope, k_rope)
+        pool, layer = get_attn_backend().token_to_kv_pool, attention.attn_mqa
+        of_rows = rows.metadata, pool, layer, q, key, key, rows.write_loc
+        attended = attend_latent(*of_rows, q_rope=q_rope, k_rope=k_rope)
         values = linear.by_head(attended.view(len(q), num_heads, rank), attention.w_vc)
         return multiply(attention.o_proj, values.flatten(1))
 

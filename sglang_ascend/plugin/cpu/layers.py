@@ -7,47 +7,32 @@ A layer of a kind or in a setting that a body here does not compute keeps SGLang
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from types import MethodType
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from sglang.kernels.fused_op import BaseFusedOp
 from sglang.srt.layers.activation import SiluAndMul
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessor, LogitsProcessorOutput
-from sglang.srt.layers.moe.topk import TopK
 from sglang.srt.layers.quantization.unquant import (
     UnquantizedEmbeddingMethod,
-    UnquantizedFusedMoEMethod,
     UnquantizedLinearMethod,
 )
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.rope_variant import DeepseekScalingRotaryEmbedding
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.models.deepseek_v2 import MoEGate
 from sglang.srt.models.mimo_mtp import MiMoMTP
 from sglang.srt.runtime_context import get_parallel
 
+from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import layers as ops
 from sglang_ascend.ops import linear
 from sglang_ascend.ops.linear.reference import PreparedWeight
-from sglang_ascend.plugin.attention.backend import attend
-from sglang_ascend.plugin.cpu import experts
-
-
-def register_layers(platform_key: str) -> None:
-    """In the slot that SGLang has for out-of-tree platforms."""
-    for layer, forward in (
-        (RMSNorm, rms_norm),
-        (RotaryEmbedding, rotate),
-        (DeepseekScalingRotaryEmbedding, rotate_latent),
-        (SiluAndMul, silu_and_mul),
-        (TopK, experts.choose),
-        (UnquantizedFusedMoEMethod, experts.multiply),
-    ):
-        BaseFusedOp.register_oot_forward(layer, forward, platform_key)
+from sglang_ascend.plugin.attention.backend import attend_grouped
 
 
 def rms_norm(
@@ -162,37 +147,49 @@ def score(self: MoEGate, hidden_states: torch.Tensor, *others: Any) -> torch.Ten
     return linear.linear(hidden_states.to(self.weight.dtype), prepared_weight(self))
 
 
-def prepare_layers(model: torch.nn.Module) -> None:
-    """Gives ``model``'s unquantized layers these methods; others keep theirs."""
-    prepared: dict[type, type] = {UnquantizedLinearMethod: PreparedLinear}
-    if not any(_asks_for_another_dtype(module) for module in model.modules()):
-        prepared[UnquantizedEmbeddingMethod] = PreparedHead
-    for layer in model.modules():
-        method = prepared.get(type(getattr(layer, "quant_method", None)))
-        if method is not None:
-            layer.quant_method = method()
-        elif type(layer) is torch.nn.Linear:
-            layer.forward = MethodType(project, layer)
-        elif type(layer) is MoEGate:
-            layer.forward = MethodType(score, layer)
-
-
-def _asks_for_another_dtype(module: torch.nn.Module) -> bool:
+def asks_for_another_dtype(module: torch.nn.Module) -> bool:
     """Whether a model's logits are computed in another dtype than its head's."""
     return isinstance(module, LogitsProcessor) and (
         module.use_fp32_lm_head or module.rl_on_policy_target is not None
     )
 
 
+@dataclass(frozen=True)
+class DraftRows:
+    """What an MTP layer is given of its rows."""
+
+    tokens: torch.Tensor  # int64 [rows]
+    positions: torch.Tensor  # int64 [rows]
+    states: torch.Tensor  # [rows, hidden_size], of the token before each
+    slots: torch.Tensor  # int64 [rows], of their keys and values
+    metadata: StepMetadata  # what they see
+    batch: ForwardBatch
+
+    @property
+    def write_loc(self) -> KVWriteLoc:
+        return KVWriteLoc(self.slots, None)
+
+    def of_requests(self, last_rows: torch.Tensor) -> DraftRows:
+        """These rows alone, one of a request."""
+        return replace(
+            self,
+            tokens=self.tokens[last_rows],
+            positions=self.positions[last_rows],
+            states=self.states[last_rows],
+            slots=self.slots[last_rows],
+            metadata=self.metadata.of_last_rows(last_rows),
+        )
+
+
 class Drafts(ABC):
     """The forward of an MTP layer: the functions that SGLang's modules call, one after another. At
     a row or two the modules take longer around the products than these do.
 
-    Of a request's rows a draft follows the last one alone. The others leave their keys and values,
-    which depend on no other row in a layer that is the only one, and go no further.
-
     Of a model that it does not serve SGLang's forward stays.
     """
+
+    # Of more rows of requests that have several, only the last of each go past the keys.
+    most_whole_rows = 16
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -205,7 +202,7 @@ class Drafts(ABC):
         return (
             get_parallel().tp_size == 1
             and type(attention.rotary_emb) is rotation
-            and not _asks_for_another_dtype(model.logits_processor)
+            and not asks_for_another_dtype(model.logits_processor)
         )
 
     def __call__(
@@ -216,20 +213,36 @@ class Drafts(ABC):
         last_rows = _last_rows(forward_batch)
         if last_rows is None and not forward_batch.forward_mode.is_decode():
             return self.of_sglang(input_ids, positions, forward_batch)
-        hidden = self._hidden_states(input_ids, positions, forward_batch, last_rows)
+        rows = DraftRows(
+            input_ids,
+            positions,
+            forward_batch.spec_info.hidden_states,
+            forward_batch.out_cache_loc,
+            get_attn_backend().step_metadata,
+            forward_batch,
+        )
+        hidden = self._of_requests(rows, last_rows)
         head = self.model.lm_head
         logits = head.quant_method.apply(head, hidden)[:, : self.model.config.vocab_size]
         return LogitsProcessorOutput(next_token_logits=logits.float(), hidden_states=hidden)
 
+    def _of_requests(self, rows: DraftRows, last_rows: torch.Tensor | None) -> torch.Tensor:
+        """[batch, hidden_size]. Nobody drafts behind the other rows, and keys and values depend on
+        no other row in the only layer of a model."""
+        if last_rows is None:
+            return self._hidden_states(rows)
+        if len(rows.tokens) <= self.most_whole_rows:
+            return self._hidden_states(rows)[last_rows]
+        self._write_keys(rows)
+        return self._hidden_states(rows.of_requests(last_rows))
+
     @abstractmethod
-    def _hidden_states(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        forward_batch: ForwardBatch,
-        last_rows: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """[rows] -> [batch, hidden_size], behind the last norm. None: a request has one row."""
+    def _write_keys(self, rows: DraftRows) -> None:
+        """And values."""
+
+    @abstractmethod
+    def _hidden_states(self, rows: DraftRows) -> torch.Tensor:
+        """[rows, hidden_size], behind the layer's last norm; keys and values are written too."""
 
 
 def _last_rows(forward_batch: ForwardBatch) -> torch.Tensor | None:
@@ -242,21 +255,6 @@ def _last_rows(forward_batch: ForwardBatch) -> torch.Tensor | None:
     return None
 
 
-def write_and_attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    layer: Any,
-    forward_batch: ForwardBatch,
-    last_rows: torch.Tensor | None,
-    **rope: torch.Tensor,
-) -> torch.Tensor:
-    """Keys and values of all rows are written; ``q`` has the last rows, or all."""
-    backend = get_attn_backend()
-    metadata = None if last_rows is None else backend.step_metadata.of_last_rows(last_rows)
-    return attend(backend, q, k, v, layer, forward_batch, True, metadata, **rope)
-
-
 class MimoDrafts(Drafts):
     """``MiMoMTP.forward``."""
 
@@ -266,34 +264,36 @@ class MimoDrafts(Drafts):
             model, model.model.mtp_block.self_attn, RotaryEmbedding
         )
 
-    def _hidden_states(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        forward_batch: ForwardBatch,
-        last_rows: torch.Tensor | None,
-    ) -> Any:
-        layer, block = self.model.model, self.model.model.mtp_block
-        embeds = layer.embed_tokens.quant_method.embedding(layer.embed_tokens, input_ids)
-        embeds[positions == 0] = 0
-        state = rms_norm(layer.hidden_layernorm, forward_batch.spec_info.hidden_states)
-        token = rms_norm(layer.token_layernorm, embeds)
-        joined = project(layer.input_proj, torch.cat((state, token), dim=-1))
+    def _write_keys(self, rows: DraftRows) -> None:
+        _, (_, k, v) = self._projected(rows)
+        layer = self.model.model.mtp_block.self_attn.attn
+        get_attn_backend().token_to_kv_pool.set_kv_buffer(layer, rows.write_loc, k, v)
 
-        attention = block.self_attn
-        qkv = multiply(attention.qkv_proj, rms_norm(block.input_layernorm, joined))
-        q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
-        q, k = rotate(attention.rotary_emb, positions, q, k)
-        k, v = (x.view(len(x), attention.num_kv_heads, attention.head_dim) for x in (k, v))
-        if last_rows is not None:
-            q, joined = q[last_rows], joined[last_rows]
-        attended = write_and_attend(q, k, v, attention.attn, forward_batch, last_rows)
+    def _hidden_states(self, rows: DraftRows) -> Any:
+        block = self.model.model.mtp_block
+        joined, (q, k, v) = self._projected(rows)
+        pool, attention = get_attn_backend().token_to_kv_pool, block.self_attn
+        attended = attend_grouped(rows.metadata, pool, attention.attn, q, k, v, rows.write_loc)
         attended = multiply(attention.o_proj, attended)
-
         normed, residual = rms_norm(block.post_attention_layernorm, attended, joined)
         gated = silu_and_mul(block.mlp.act_fn, multiply(block.mlp.gate_up_proj, normed))
         hidden = multiply(block.mlp.down_proj, gated) + residual
-        return rms_norm(layer.final_layernorm, hidden)
+        return rms_norm(self.model.model.final_layernorm, hidden)
+
+    def _projected(self, rows: DraftRows) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """What token and state are joined to, and its queries, keys and values."""
+        layer, block = self.model.model, self.model.model.mtp_block
+        embeds = layer.embed_tokens.quant_method.embedding(layer.embed_tokens, rows.tokens)
+        embeds[rows.positions == 0] = 0
+        state = rms_norm(layer.hidden_layernorm, rows.states)
+        token = rms_norm(layer.token_layernorm, embeds)
+        joined = project(layer.input_proj, torch.cat((state, token), dim=-1))
+        attention = block.self_attn
+        qkv = multiply(attention.qkv_proj, rms_norm(block.input_layernorm, joined))
+        q, k, v = qkv.split([attention.q_size, attention.kv_size, attention.kv_size], dim=-1)
+        q, k = rotate(attention.rotary_emb, rows.positions, q, k)
+        k, v = (x.view(len(x), attention.num_kv_heads, attention.head_dim) for x in (k, v))
+        return joined, (q, k, v)
 
 
 def multiply(layer: Any, x: torch.Tensor) -> torch.Tensor:

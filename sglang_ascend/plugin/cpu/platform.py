@@ -55,7 +55,7 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         # Imported late, as above.
-        from sglang_ascend.plugin.cpu.layers import register_layers
+        from sglang_ascend.plugin.cpu.preparation import register_layers
         from sglang_ascend.plugin.cpu.replacements import register_collectives
 
         register_collectives()
@@ -64,7 +64,8 @@ class EmulationPlatform(CpuDeviceMixin, SRTPlatform):
     def post_load_model(self, model: torch.nn.Module) -> None:
         from sglang_ascend.plugin.cpu.experts import flatten_router_biases
         from sglang_ascend.plugin.cpu.latent_drafts import NextNDrafts
-        from sglang_ascend.plugin.cpu.layers import MimoDrafts, prepare_layers
+        from sglang_ascend.plugin.cpu.layers import MimoDrafts
+        from sglang_ascend.plugin.cpu.preparation import prepare_layers
 
         flatten_router_biases(model)
         prepare_layers(model)

@@ -3,10 +3,9 @@ server.
 
 The folder $COMPARED gets, as `forwards`, a line for each: its mode, its rows, its requests, whether
 it was one compiled call, and whether logits, hidden states, keys and values are those of SGLang:
-bit for bit, or of a compiled call, whose compiler orders sums as it likes, up to roundings. So are
-logits and hidden states of forwards that drop all but the last rows of requests behind their keys:
-a product orders its sums by the number of rows. While the folder has a file `mistake` the positions
-are one too high.
+bit for bit, or up to roundings, of a compiled call, whose compiler orders sums as it likes, and of
+one that drops all but the last rows of requests behind their keys, for a product orders its sums by
+the number of rows. While the folder has a file `mistake` the positions are one too high.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_ascend.ops import drafts as operators
+from sglang_ascend.plugin.cpu.layers import Drafts
 
 FOLDER = Path(os.environ["COMPARED"])
 # Of some twenty operators, in each dtype.
@@ -54,19 +54,12 @@ def compare(original: Any, drafts: Any, input_ids: Any, positions: Any, forward_
 
     with patch.object(operators, "latent_layer", latent_layer):
         ours = original(drafts, input_ids, positions + int(is_mistaken), forward_batch)
-    our_keys = written(forward_batch)
+    found = ours.next_token_logits, ours.hidden_states, *written(forward_batch)
     theirs = drafts.of_sglang(input_ids, positions, forward_batch)
-    roundings = ROUNDINGS[ours.hidden_states.dtype]
-    of_rows = roundings if calls or len(ours.hidden_states) < len(input_ids) else 0.0
-    pairs = [
-        (ours.next_token_logits, theirs.next_token_logits, of_rows),
-        (ours.hidden_states, theirs.hidden_states, of_rows),
-        *(
-            (a, b, roundings if calls else 0.0)
-            for a, b in zip(our_keys, written(forward_batch), strict=True)
-        ),
-    ]
-    are_equal = all(are_close(*pair) for pair in pairs)
+    expected = theirs.next_token_logits, theirs.hidden_states, *written(forward_batch)
+    are_cut = len(ours.hidden_states) < len(input_ids) > Drafts.most_whole_rows
+    limit = ROUNDINGS[ours.hidden_states.dtype] if calls or are_cut else 0.0
+    are_equal = all(are_close(*pair, limit) for pair in zip(found, expected, strict=True))
     mode, batch_size = forward_batch.forward_mode.name, len(forward_batch.seq_lens)
     with (FOLDER / "forwards").open("a") as file:
         file.write(f"{mode} {len(input_ids)} {batch_size} {bool(calls)} {are_equal}\n")
