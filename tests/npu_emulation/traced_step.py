@@ -11,6 +11,7 @@ from typing import Any
 from function_trace import FunctionTrace
 
 from npu_emulation import serve
+from sglang_ascend.plugin.mtp import step_graphs
 from sglang_ascend.plugin.mtp import worker as mtp_worker
 
 _EXECUTED: dict[str, list[str]] = {}
@@ -25,7 +26,7 @@ def _traced(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def main() -> None:
-    step, capture = mtp_worker.MTPWorker.forward_batch_generation, mtp_worker.capture_steps
+    step, capture = mtp_worker.MTPWorker.forward_batch_generation, step_graphs.capture_steps
 
     def traced_step(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not batch.forward_mode.is_decode():
@@ -33,7 +34,7 @@ def main() -> None:
         return _traced("replayed", step, worker, batch, *args, **kwargs)
 
     mtp_worker.MTPWorker.forward_batch_generation = traced_step
-    mtp_worker.capture_steps = lambda *args: _traced("captured", capture, *args)
+    step_graphs.capture_steps = lambda *args: _traced("captured", capture, *args)
     serve.main()
 
 

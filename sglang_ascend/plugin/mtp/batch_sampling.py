@@ -1,4 +1,5 @@
-"""How the requests of one batch draw: their logits adjusted as they ask, their rows sampled."""
+"""How the requests of one batch draw: their logits adjusted as they ask, their rows sampled; and
+which of them end with what was drawn."""
 
 from __future__ import annotations
 
@@ -9,18 +10,20 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 from sglang_ascend.ops import sampling
+from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.mtp.ranks import accepted_of_first_rank, draw_of_first_rank
 from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
 from sglang_ascend.plugin.requests.penalties import RequestPenalties
-from sglang_ascend.sampling.lossy import Threshold, emit
+from sglang_ascend.sampling.lossy import Relaxed, Threshold, emit
 from sglang_ascend.sampling.noise import Decision, exponential, uniform
 from sglang_ascend.speculative.drawn import with_certain
+from sglang_ascend.speculative.step import StepResult
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,28 @@ class SamplingParts:
     def as_tokens(self, columns: torch.Tensor) -> torch.Tensor:
         """Tokens of the target's vocabulary, of columns of the draft head."""
         return columns if self.draft_vocabulary is None else self.draft_vocabulary[columns]
+
+
+def make_sampling_parts(
+    target_worker: Any, draft_worker: Any, lossy: Threshold | Relaxed | None, draws_drafts: bool
+) -> SamplingParts:
+    """Of a server whose models are loaded."""
+    runner, device = target_worker.model_runner, draft_worker.device
+    num_rows = len(runner.req_to_token_pool.req_to_token)
+    if draft_worker.lists is not None:
+        draft_worker.lists.reserve(num_rows)
+    return SamplingParts(
+        sampler=runner.sampler,
+        penalties=RequestPenalties(num_rows, target_worker.model_config.vocab_size, device),
+        draft_vocabulary=draft_worker.hot_token_id,
+        lists=draft_worker.lists,
+        draws_drafts=draws_drafts,
+        draws_as_core=device_profile().draws_as_core,
+        threshold=lossy if isinstance(lossy, Threshold) else None,
+        relaxed=RelaxedInThinking(lossy, target_worker.tokenizer, num_rows, device)
+        if isinstance(lossy, Relaxed)
+        else None,
+    )
 
 
 class BatchSampling:
@@ -221,3 +246,50 @@ def _expand(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
 
 def _filters(info: SamplingBatchInfo) -> bool:
     return info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
+
+
+class EndedRequests:
+    """Those that the last step ended, before the scheduler has processed its result.
+
+    Under overlap scheduling the scheduler launches one step more behind the last of a reply. Where
+    the host waits for each step, its tokens are known by then, and that step need not be run.
+    """
+
+    def __init__(self) -> None:
+        self._reqs: list[Req] = []  # all of the last step, or none: one of them goes on
+
+    def forget(self) -> None:
+        self._reqs = []
+
+    def note(self, batch: ScheduleBatch, result: StepResult) -> None:
+        """What the step emitted. Reads the device."""
+        self.forget()
+        emitted = result.sampled.tolist(), result.accept_lens.tolist(), result.new_seq_lens.tolist()
+        for req, tokens, accept_len, seq_len in zip(batch.reqs, *emitted, strict=True):
+            # The last emitted token is in no cache yet.
+            if not ends(req, tokens[:accept_len], seq_len + 1 - len(req.origin_input_ids)):
+                return self.forget()
+            self._reqs.append(req)
+
+    def are_all(self, batch: ScheduleBatch) -> bool:
+        """Whether nobody will read what this step emits."""
+        if not self._reqs or batch.return_logprob or batch.return_hidden_states:
+            return False
+        return all(req in self._reqs for req in batch.reqs)
+
+
+def ends(req: Req, tokens: list[int], num_tokens: int) -> bool:
+    """Whether SGLang will end the request behind ``tokens``, the last of ``num_tokens`` of its
+    reply, by a token or the length: strings, grammars and aborts are left to it."""
+    if req.grammar is not None:
+        return False
+    params = req.sampling_params
+    if params.max_new_tokens is not None and num_tokens >= params.max_new_tokens:
+        return True
+    if params.ignore_eos:
+        return False
+    stops = {*(params.stop_token_ids or ()), *(req.eos_token_ids or ())}
+    if req.tokenizer is not None:
+        stops.add(req.tokenizer.eos_token_id)
+        stops.update(req.tokenizer.additional_stop_token_ids or ())
+    return not stops.isdisjoint(tokens)

@@ -141,14 +141,14 @@ def common_batch_size(batch: ScheduleBatch) -> int:
     be: experts and head take the rows of all ranks, and each knows the counts of all.
     """
     parallel = get_parallel()
-    if not _exchange_rows():
+    if not ranks_share_rows():
         return len(batch.reqs)
     # Ranks that share the heads of a batch each reduce a part of its rows.
     of_fullest = max(batch.global_num_tokens) if parallel.attn_dp_size > 1 else len(batch.reqs)
     return ceil_align(of_fullest, parallel.attn_tp_size)
 
 
-def _exchange_rows() -> bool:
+def ranks_share_rows() -> bool:
     """Whether a rank holds a part of a forward's rows between its layers: under data-parallel
     attention, and where rows travel to ranks that hold their experts."""
     return get_parallel().attn_dp_size > 1 or require_gathered_buffer()
@@ -160,7 +160,7 @@ def exchange_rows(
     """Tells SGLang's layers that each rank has ``num_rows`` rows in this forward, ``num_logits`` of
     them for the head, as ``ForwardBatch.prepare_mlp_sync_batch`` does for forwards of its own, and
     that it is no prefill: experts are exchanged by kernels that a graph holds."""
-    if not _exchange_rows():
+    if not ranks_share_rows():
         return
     num_ranks = get_parallel().attn_dp_size
     fill = forward_batch.seq_lens.new_full

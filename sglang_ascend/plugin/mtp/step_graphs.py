@@ -43,6 +43,23 @@ def decodes_by_graphs() -> bool:
     return decodes() and not check_cuda_graph_backend(Phase.DECODE, Backend.DISABLED)
 
 
+def prepare_steps(
+    models: StepModels,
+    sampling: SamplingParts,
+    of_length: Sequence[StepConstants],
+    page_size: int,
+    skipped: SkippedRows | None,
+) -> CapturedSteps | None:
+    """Every step that a request may meet is compiled, and captured where graphs are on."""
+    step = models, sampling, of_length, page_size, skipped
+    # In this order: that rows were kept by then has the graphs forget those that they run.
+    compile_step(*step)
+    captured = capture_steps(*step) if decodes_by_graphs() else None
+    if skipped is not None:
+        skipped.begin_anew()
+    return captured
+
+
 def compile_step(
     models: StepModels,
     sampling: SamplingParts,

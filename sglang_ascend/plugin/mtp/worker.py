@@ -22,24 +22,23 @@ from sglang.srt.speculative.spec_utils import get_plan_stream
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp import forwards, lossy_acceptance
 from sglang_ascend.plugin.mtp.adaptive.chains import Chains, make_chains
-from sglang_ascend.plugin.mtp.batch_sampling import BatchSampling, SamplingParts
-from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
-from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
-from sglang_ascend.plugin.mtp.step_graphs import (
-    capture_steps,
-    compile_step,
-    decodes,
-    decodes_by_graphs,
+from sglang_ascend.plugin.mtp.batch_sampling import (
+    BatchSampling,
+    EndedRequests,
+    SamplingParts,
+    make_sampling_parts,
 )
+from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
+from sglang_ascend.plugin.mtp.step_graphs import decodes, prepare_steps
 from sglang_ascend.plugin.mtp.target import prepare_target
 from sglang_ascend.plugin.observability.step import (
     make_acceptance_counts,
     make_timeline,
     make_watchdog,
 )
-from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties
+from sglang_ascend.plugin.requests.penalties import asks_penalties
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
-from sglang_ascend.sampling.lossy import Relaxed, Threshold
+from sglang_ascend.sampling.lossy import Threshold
 from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps
 from sglang_ascend.speculative.drawn import DrawnDrafts
 from sglang_ascend.speculative.padded import PaddedPhases
@@ -71,6 +70,9 @@ class MTPWorker(EAGLEWorkerV2):
         self.acceptance_counts = make_acceptance_counts(self.speculative_num_steps)
         self.step_timeline = make_timeline()
         self.chains: Chains | None = None
+        waits = not device_profile().launches_ahead and not forwards.ranks_share_rows()
+        self.ended = EndedRequests() if waits else None
+        self._results_until_none = 0  # that the scheduler has to process, of a step left out; or 0
 
     def _init_as_eagle(
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
@@ -104,6 +106,8 @@ class MTPWorker(EAGLEWorkerV2):
             self.seeds.give(batch)
         is_relayed = on_publish is not None or not self.draws_drafts
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            if self.ended is not None:
+                self.ended.forget()
             if not is_relayed:
                 self.drawn.keep(batch.req_pool_indices, None)
             return self._prefill(batch, on_publish, pp_proxy_tensors)
@@ -111,6 +115,8 @@ class MTPWorker(EAGLEWorkerV2):
             batch.spec_info = forwards.no_chains(self.speculative_num_draft_tokens, self.device)
         if not is_relayed:
             batch.spec_info.drawn_from = partial(self.drawn.of, batch.req_pool_indices)
+        if self.ended is not None and self.ended.are_all(batch):
+            return self._no_step(batch, on_publish or _publish_to_nobody)
         verified = drafted = self.speculative_num_steps
         if self.chains is not None:
             verified, drafted = self.chains.begin(batch)
@@ -132,6 +138,8 @@ class MTPWorker(EAGLEWorkerV2):
             next_input.draft_probs = None
         if timeline is not None:
             timeline.finish(len(batch.reqs))
+        if self.ended is not None:
+            self.ended.note(batch, result)
         return batch_result
 
     def _phases(
@@ -168,20 +176,11 @@ class MTPWorker(EAGLEWorkerV2):
             self.draft_worker.is_separate_model,
         )
         if device_profile().captures_step and decodes():
-            self._prepare_steps()
-
-    def _prepare_steps(self) -> None:
-        """Every step that a request may meet is compiled, and captured where graphs are on."""
-        of_length, skipped = self.step_constants[-1:], None
-        if self.chains is not None:  # adaptive: K is 0 to that one
-            of_length, skipped = self.step_constants, self.chains.skipped
-        step = self.models, self.sampling_parts, of_length, self.page_size, skipped
-        # In this order: that rows were kept by then has the graphs forget those that they run.
-        compile_step(*step)
-        if decodes_by_graphs():
-            self.captured_steps = capture_steps(*step)
-        if skipped is not None:
-            skipped.begin_anew()
+            of_length, skipped = self.step_constants[-1:], None
+            if self.chains is not None:  # adaptive: K is 0 to that one
+                of_length, skipped = self.step_constants, self.chains.skipped
+            step = self.models, self.sampling_parts, of_length, self.page_size, skipped
+            self.captured_steps = prepare_steps(*step)
 
     def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
         """As SGLang's, with the start of what is counted of each request's output."""
@@ -199,6 +198,10 @@ class MTPWorker(EAGLEWorkerV2):
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
         """The scheduler has the accepted drafts of a step on the host."""
+        if self._results_until_none:
+            self._results_until_none -= 1
+            if self._results_until_none == 0:
+                return
         accepted, num_drafts = num_correct_drafts_per_req, self.speculative_num_steps
         if self.chains is not None:
             accepted, num_drafts = self.chains.settle(accepted)
@@ -229,22 +232,8 @@ class MTPWorker(EAGLEWorkerV2):
 
     @cached_property
     def sampling_parts(self) -> SamplingParts:
-        num_rows = len(self.req_to_token_pool.req_to_token)
-        vocab_size = self.target_worker.model_config.vocab_size
-        lossy, tokenizer = self.lossy, self.target_worker.tokenizer
-        if self.draft_worker.lists is not None:
-            self.draft_worker.lists.reserve(num_rows)
-        return SamplingParts(
-            sampler=self.target_worker.model_runner.sampler,
-            penalties=RequestPenalties(num_rows, vocab_size, self.device),
-            draft_vocabulary=self.draft_worker.hot_token_id,
-            lists=self.draft_worker.lists,
-            draws_drafts=self.draws_drafts,
-            draws_as_core=device_profile().draws_as_core,
-            threshold=lossy if isinstance(lossy, Threshold) else None,
-            relaxed=RelaxedInThinking(lossy, tokenizer, num_rows, self.device)
-            if isinstance(lossy, Relaxed)
-            else None,
+        return make_sampling_parts(
+            self.target_worker, self._draft_worker, self.lossy, self.draws_drafts
         )
 
     @cached_property
@@ -261,8 +250,25 @@ class MTPWorker(EAGLEWorkerV2):
         """Probability 1 of every draft: the relay's field, which a chain does not read."""
         return torch.ones(len(self.req_to_token_pool.req_to_token), 1, device=self.device)
 
+    def _no_step(
+        self, batch: ScheduleBatch, publish: Callable[[torch.Tensor], None]
+    ) -> GenerationBatchResult:
+        """Of requests that have all ended: a token each, which the scheduler drops."""
+        self._results_until_none = 2  # behind that of the step that ended them
+        chain, batch_size = batch.spec_info.topk_index, len(batch.reqs)
+        one_each = torch.ones(batch_size, dtype=torch.int32)
+        logits = torch.empty(batch_size, 0)
+        result = StepResult(logits, chain, one_each, batch.seq_lens + 1, chain)
+        publish(result.new_seq_lens)
+        sampling = BatchSampling(self.sampling_parts, batch, chain.shape[1], None)
+        return self._batch_result(batch, result, None, sampling)
+
     def _batch_result(
-        self, batch: ScheduleBatch, result: StepResult, phases: Phases, sampling: BatchSampling
+        self,
+        batch: ScheduleBatch,
+        result: StepResult,
+        phases: Phases | None,
+        sampling: BatchSampling,
     ) -> GenerationBatchResult:
         logits_output = LogitsProcessorOutput(next_token_logits=result.logits)
         tokens, drawn_from = result.sampled.view(-1), sampling.next_draft_probs
