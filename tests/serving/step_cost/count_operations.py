@@ -1,7 +1,8 @@
 """Counts what one decode step does outside the models: tensor operations, waits, preparations.
 
 What Numba or NumPy computes is no tensor operation. The operators run as their references here, so
-that they are counted, and a tensor that is handed to NumPy all the same is listed.
+that they are counted, and a tensor that is handed to NumPy all the same is listed. What a step
+emitted is not read behind it (``EndedRequests``): no device that the host runs ahead of has that.
 
 A part of a benchmark server (benchmarks/server_parts). $STEP_COUNTS names the file that gets one
 record per decode step when the server is idle.
@@ -118,6 +119,9 @@ class StepCounts:
 
 def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    note = "sglang_ascend.plugin.mtp.batch_sampling.EndedRequests.note"
+    HookRegistry.register(note, lambda *_: None, HookType.AROUND)
 
     from sglang_ascend.ops import chain, sampling, slots  # noqa: F401 - all that a step calls
     from sglang_ascend.ops.dispatch import OPS
