@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from benchmarks.server import LAUNCH, ServerProcess
 
@@ -144,6 +146,12 @@ class LaunchedServer(ServerProcess):
         self.flush_cache()
         response = self.post("/update_weights_from_disk", model_path=str(folder))
         assert response.status_code == 200 and response.json()["success"], response.text
+
+    def samples(self) -> list[Sample]:
+        """Of ``/metrics``, where the server has them (``--enable-metrics``)."""
+        text = requests.get(f"{self.url}/metrics", timeout=60).text
+        families = text_string_to_metric_families(text)
+        return [sample for family in families for sample in family.samples]
 
     def flush_cache(self) -> None:
         """Empties the radix cache once nothing runs: a reply is sent before its last step ends."""

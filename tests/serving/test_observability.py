@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import requests
 import torch
 from launched_server import LaunchedServer, Reply, greedy
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from safetensors.torch import load_file, save_file
 from server_pairs import TEST_TIMEOUT_S, ask_both, broken_verifiers, plain_and_mtp
@@ -94,11 +92,6 @@ class Outcome:
         }
 
 
-def samples_of(server: LaunchedServer) -> list[Sample]:
-    text = requests.get(f"{server.url}/metrics", timeout=60).text
-    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-
-
 def alarms_in(log: str) -> list[str]:
     return re.findall(r"acceptance length \d\.\d\d \(of .* drafted steps: .*", log)
 
@@ -153,7 +146,7 @@ def completion_of(server: LaunchedServer, prompt: list[int]) -> dict:
 def samples_when_idle(server: LaunchedServer, trace: Path) -> list[Sample]:
     """Under overlap one more step runs after the last reply: both counts of steps must agree."""
     for _ in range(100):
-        samples = samples_of(server)
+        samples = server.samples()
         counted = phase_values(samples, "count").values()
         if set(counted) == {len(steps_of(events_of(trace)))}:
             return samples
