@@ -81,6 +81,9 @@ class AcceptanceOracle:
     """Of a checkpoint whose server drafts `num_steps` tokens: of the draft vocabulary and of each
     request's own text, which two servers leave out, unless its head is split between ranks."""
 
+    # Drafts of a chain behind a prefill on another server; None: as many as of any other.
+    drafted_behind_transfer: int | None = None
+
     def __init__(self, folder: Path, num_steps: int = 3, cuts_vocabulary: bool = True) -> None:
         target = Target.open(folder)
         self.num_steps = num_steps
@@ -137,7 +140,7 @@ class AcceptanceOracle:
         top = logits.topk(2, dim=-1).values
         behind = top[..., 0] - logits.gather(2, wanted[..., None])[..., 0]
         lead = top[..., 0] - top[..., 1]
-        # A chain repeats its last token where it has fewer: a prefill drafts one.
+        # A chain repeats its last token where it has fewer.
         places, drafted = torch.arange(self.num_steps), self._drafted(steps, first)
         last = torch.tensor(tokens)[(slots + 1 + drafted).clamp(max=len(tokens) - 1)]
         repeats = places >= drafted[:, None]
@@ -166,7 +169,8 @@ class AcceptanceOracle:
 
     def _drafted(self, steps: Sequence[Step], first: list[bool]) -> Tensor:
         """Drafts of each step's chain, before its last token is repeated."""
-        usual = [1 if is_first else self.num_steps for is_first in first]
+        begun = self.drafted_behind_transfer or self.num_steps
+        usual = [begun if is_first else self.num_steps for is_first in first]
         told = [step.drafted for step in steps]
         pairs = zip(told, usual, strict=True)
         return torch.tensor([other if number is None else number for number, other in pairs])

@@ -25,9 +25,9 @@ class UnlikelyChains:
         self.least, self.agreed = least, agreed
         self._kept: torch.Tensor | float = 1.0
 
-    def __call__(self, logits: torch.Tensor) -> bool:
-        """``logits`` [batch, tokens that a draft can be] of the last draft. Waits for them."""
-        self._kept = self._kept * logits.softmax(dim=-1).amax(dim=-1)
+    def __call__(self, likelihood: torch.Tensor) -> bool:
+        """``likelihood`` float [batch], q of the last draft, the likeliest. Waits for it."""
+        self._kept = self._kept * likelihood
         return self.agreed(bool(self._kept.mean() < self.least))
 
 

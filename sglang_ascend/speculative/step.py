@@ -163,7 +163,7 @@ class LaunchedPhases:
     ``propose(logits, positions)`` turns one row of MTP logits per request into draft tokens, int64
     [batch] of the target's vocabulary, which follow the token at ``positions`` - 1.
 
-    ``is_unlikely``, told each draft's logits, may end the chains earlier.
+    ``is_unlikely``, told the probability of each draft, may end the chains earlier.
     """
 
     def __init__(
@@ -220,8 +220,28 @@ class LaunchedPhases:
             self._catch_up(self.skipped)
         logits, hidden = self.forwards.mtp(self.rows, tokens, self.hidden, last_rows)
         next_candidates = [tokens[last_rows], self.propose(logits, new_seq_lens)]
+        likelihood = self._likelihood(logits)
+        return self._draft_on(next_candidates, hidden, likelihood, accept_lens, new_seq_lens)
 
-        # The shared MTP layer on its own output, K-1 times more (FastMTP): only lengths change.
+    def complete(self, hidden: torch.Tensor, likelihood: torch.Tensor) -> torch.Tensor:
+        """Behind ``prepare`` the rest of chains that a prefill began, candidates [batch, 2] ->
+        int64 [batch, K+1]. ``hidden`` [batch, hidden_size] is what the MTP layer gave beside draft
+        1, and ``likelihood`` float [batch] that draft's probability.
+        """
+        begun = list(self.candidates.unbind(dim=1))
+        seq_lens = self.requests.seq_lens
+        none_accepted = torch.zeros_like(seq_lens, dtype=torch.int32)
+        return self._draft_on(begun, hidden, likelihood, none_accepted, seq_lens)
+
+    def _draft_on(
+        self,
+        candidates: list[torch.Tensor],
+        hidden: torch.Tensor,
+        likelihood: torch.Tensor | None,
+        accept_lens: torch.Tensor,
+        new_seq_lens: torch.Tensor,
+    ) -> torch.Tensor:
+        """The shared MTP layer on its own output, K-1 times more (FastMTP): only lengths change."""
         ahead = chain.place_draft_decode(
             new_seq_lens,
             accept_lens,
@@ -229,13 +249,18 @@ class LaunchedPhases:
             self.drafting.draft_decode[: self.num_drafts],
         )
         for j in range(self.num_drafts - 1):
-            if self.is_unlikely is not None and self.is_unlikely(logits):
+            if self.is_unlikely and likelihood is not None and self.is_unlikely(likelihood):
                 break
             metadata = replace(self.rows.metadata, kv_lens=ahead.kv_lens[j], query_len=1)
             rows = Rows(ahead.positions[j], ahead.slots[j], metadata)
-            logits, hidden = self.forwards.mtp(rows, next_candidates[-1], hidden)
-            next_candidates.append(self.propose(logits, ahead.kv_lens[j]))
-        return torch.stack(next_candidates, dim=1)
+            logits, hidden = self.forwards.mtp(rows, candidates[-1], hidden)
+            candidates.append(self.propose(logits, ahead.kv_lens[j]))
+            likelihood = self._likelihood(logits)
+        return torch.stack(candidates, dim=1)
+
+    def _likelihood(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """float [batch], of the likeliest draft; None where nobody asks."""
+        return None if self.is_unlikely is None else logits.softmax(dim=-1).amax(dim=-1)
 
     def _catch_up(self, skipped: SkippedRows) -> None:
         """The MTP layer on what it skipped of the requests, before it goes on with this step's."""

@@ -22,6 +22,8 @@ SEEDED_APART = FUSED_ATTENTION | {"SYNC_TOKEN_IDS_ACROSS_TP": "1"}
 GRAPH_OF_2 = ("--cuda-graph-bs-decode", "2")
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((9, 14))]
 PAGE = 128
+# Drafts 2 and 3 behind prompts are launched one by one, before the first step's graphs.
+FIRST_CHAIN = 2 * [*3 * ["HcclAllReduce"], "HcclAllGather"]
 QUESTIONS = ("What is 12 plus 30?", "Who are you?")
 TEMPERATURE, TOP_P = 0.8, 0.9
 GREEDY, SAMPLED = 0, 1  # waves
@@ -84,15 +86,19 @@ def test_mtp_has_transformers_tokens_in_both_ranks_and_keeps_some_drafts(mtp, ex
 
 def test_a_greedy_step_is_two_graphs_which_hold_its_collectives(mtp):
     for report in of_both(mtp):
-        for turn in decodes(report, GREEDY):
+        first, *others = decodes(report, GREEDY)
+        assert first.calls["graph_replays"] == 2
+        assert collectives(first.launched) == FIRST_CHAIN
+        for turn in others:
             assert turn.calls["graph_replays"] == 2
             assert collectives(turn.launched) == []
 
 
 def test_a_sampled_step_makes_one_broadcast_beside_its_graphs(mtp):
     for report in of_both(mtp):
-        turns = decodes(report, SAMPLED)
-        assert [collectives(turn.launched) for turn in turns] == [["HcclBroadcast"]] * len(turns)
+        first, *others = decodes(report, SAMPLED)
+        assert collectives(first.launched) == [*FIRST_CHAIN, "HcclBroadcast"]
+        assert [collectives(turn.launched) for turn in others] == [["HcclBroadcast"]] * len(others)
 
 
 def test_both_ranks_have_the_same_tokens_which_are_of_the_nucleus(mtp, exact):

@@ -72,8 +72,9 @@ def oracle(model_folder: Path, oracles: dict[Path, AcceptanceOracle]) -> Accepta
     if model_folder not in oracles:
         oracles.clear()
         oracles[model_folder] = AcceptanceOracle(model_folder)
-    oracles[model_folder].reads_own_text = True
-    return oracles[model_folder]
+    oracle = oracles[model_folder]
+    oracle.reads_own_text, oracle.drafted_behind_transfer = True, None
+    return oracle
 
 
 @pytest.fixture
@@ -133,6 +134,11 @@ def test_every_step_accepts_what_the_definition_gives(
     judgement = judge(oracle, answers)
     check(judgement, least_steps=800)
     assert judgement.num_first > len(answers), "some request was retracted"
+    oracle.drafted_behind_transfer = 1
+    repeated = judge(oracle, answers)
+    print(f"if first chains had one draft: {repeated}")
+    assert repeated.wrong
+    oracle.drafted_behind_transfer = None
     for mistake in MISTAKES:
         server.flush_cache()
         with mistaken(folder, mistake):
@@ -177,7 +183,7 @@ def test_every_step_accepts_what_the_definition_gives_whatever_k_it_has(
     answers = ask_twice(server, folder, chosen, 48)
     judgement = judge(oracle, answers)
     print(judgement)
-    assert {answer.steps[0].drafted for answer in answers} == {0, 1}
+    assert {answer.steps[0].drafted for answer in answers} == {0, 1, 2, 3}
     assert judgement.wrong == () and judgement.num_steps >= 1500
     assert judgement.num_ties <= NUM_TIES * judgement.num_steps
     server.flush_cache()
@@ -241,7 +247,7 @@ def test_behind_a_transfer(
 ) -> None:
     """A prompt's cache of the layer comes from another server, and goes to the host and back where
     a request is retracted; and where it comes empty or stays behind, that is found."""
-    oracle.reads_own_text = False
+    oracle.reads_own_text, oracle.drafted_behind_transfer = False, 1
     port = free_port()
     prefill, decode = prefill_and_decode(model_folder, port)
     retracting = replace(decode, variables=(*decode.variables, *RETRACTIONS))

@@ -17,8 +17,10 @@ from toy_models import (
     GreedySampling,
     ToyModels,
     decode_greedily,
+    fold,
     make_prompts,
     next_token,
+    states_of,
 )
 
 from sglang_ascend.speculative.lengths import UnlikelyChains
@@ -38,7 +40,7 @@ def test_chains_end_where_their_mean_probability_is_below_the_least(batch_size):
     for after, before in pairwise(means[::-1]):
         least = (before + after) / 2
         is_unlikely = UnlikelyChains(least)
-        assert [is_unlikely(row) for row in logits] == (means < least).tolist()
+        assert [is_unlikely(torch.tensor(row)) for row in probs] == (means < least).tolist()
 
 
 def test_all_ranks_end_their_chains_where_the_first_does():
@@ -48,7 +50,7 @@ def test_all_ranks_end_their_chains_where_the_first_does():
         told.append(is_unlikely)
         return True
 
-    assert UnlikelyChains(0.5, agreed)(torch.tensor([[20.0, 0.0]]))
+    assert UnlikelyChains(0.5, agreed)(torch.tensor([0.99]))
     assert told == [False]
 
 
@@ -96,6 +98,24 @@ def test_ended_chains_emit_plain_greedy_decoding(num_kept, batch_size, predict):
         assert models.calls.count("decode") == num_kept - 1
     for prompt, tokens in zip(prompts, models.committed, strict=True):
         assert tokens == decode_greedily(prompt, len(tokens) - len(prompt))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("num_kept", range(1, MAX_DRAFTS + 1))
+def test_a_chain_behind_a_prompt_ends_as_any_other(num_kept, batch_size):
+    """Draft 1 is the prefill's, and its probability counts."""
+    prompts = make_prompts(batch_size)
+    models = ToyModels(prompts, MAX_DRAFTS, next_token)
+    phases, requests = models.phases(), models.begin_step()
+    phases.is_unlikely = UnlikelyChains(1.1 * P_LIKELIEST**num_kept)
+    phases.prepare(models.candidates[:, :2], requests)
+    states = [
+        fold(states_of(prompt)[-1], int(row[0]))
+        for prompt, row in zip(prompts, models.candidates, strict=True)
+    ]
+    hidden = torch.tensor(states, dtype=torch.float64)[:, None]
+    completed = phases.complete(hidden, torch.full((batch_size,), P_LIKELIEST))
+    assert torch.equal(completed, models.candidates[:, : num_kept + 1])
 
 
 def every_draft_is_verified(server: Server) -> bool:

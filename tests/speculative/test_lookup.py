@@ -66,7 +66,7 @@ class Server:
     ) -> None:
         """``ends``: chains of the MTP layer end behind their first draft."""
         self.schedule, self.cost = cycle(schedule), prior_cost(batch_size_of_cost)
-        self.is_unlikely = (lambda logits: True) if ends else None
+        self.is_unlikely = (lambda likelihood: True) if ends else None
         self.models = models = ToyModels(prompts, OF_MTP, predict)
         self.constants = [StepConstants(k, len(prompts), "cpu") for k in range(MOST + 1)]
         self.skipped = SkippedRows(models.req_to_token.numel(), 1, torch.float64, "cpu")

@@ -79,6 +79,33 @@ def check_step(models: ToyModels, phases: Phases | None = None) -> list[int]:
 
 
 @pytest.mark.parametrize("predict", DRAFTS)
+@pytest.mark.parametrize("batch_size", [1, 3, 7])
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 5])
+def test_a_chain_that_a_prefill_began_gets_its_other_drafts(num_steps, batch_size, predict):
+    models = ToyModels(make_prompts(batch_size), num_steps, predict)
+    bonuses = models.candidates[:, 0].tolist()
+    states = [
+        fold(states_of(tokens)[-1], bonus)
+        for tokens, bonus in zip(models.committed, bonuses, strict=True)
+    ]
+    phases, requests = models.phases(), models.begin_step()
+    phases.prepare(models.candidates[:, :2], requests)
+    hidden = torch.tensor(states, dtype=torch.float64)[:, None]
+    completed = phases.complete(hidden, torch.ones(batch_size))
+    assert torch.equal(completed, models.candidates)
+    assert models.calls == ["decode"] * (num_steps - 1)
+    # What it left in the slots behind the prompt is in nobody's way.
+    for _ in range(3):
+        check_step(models)
+    if num_steps > 1:  # the control: the output of another row
+        models = ToyModels(make_prompts(batch_size), num_steps, predict)
+        phases, requests = models.phases(), models.begin_step()
+        phases.prepare(models.candidates[:, :2], requests)
+        with pytest.raises(AssertionError, match="the chain is broken"):
+            phases.complete(hidden + 1, torch.ones(batch_size))
+
+
+@pytest.mark.parametrize("predict", DRAFTS)
 @pytest.mark.parametrize("batch_size", [1, 2, 7])
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5])
 def test_many_steps_emit_what_plain_greedy_decoding_says(num_steps, batch_size, predict):

@@ -150,7 +150,7 @@ def place_draft_decode(
 
     Args:
         new_seq_lens: int64 [batch], seq_len + accept_len.
-        accept_lens: int [batch], in 1..K+1.
+        accept_lens: int [batch], in 1..K+1, or 0 behind a prompt, whose chain is still drafted.
         slots: int64 [batch, 2K], as ``prepare_step`` gave them.
         offsets: int64 [K, 1], 0, 1, 2, ...
 

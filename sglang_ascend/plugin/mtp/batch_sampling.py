@@ -94,7 +94,7 @@ class BatchSampling:
     def draft_probs(self) -> torch.Tensor | None:
         """float [batch, K, vocab_size]; 0 for tokens that a draft cannot be.
 
-        A draft that was not drawn has a point mass: the one behind a prompt, the repetitions that
+        A draft that was not drawn has a point mass: those behind a prompt, the repetitions that
         make a chain longer, and a lookup. None for a chain without drafts, whose row is drawn as
         plain decode draws it.
         """

@@ -137,8 +137,8 @@ class MTPDraftWorker(EagleDraftWorker):
     ) -> EagleDraftInput:
         """As EAGLE's, and relayed as a step relays: [last emitted token, draft 1, ..., draft K].
 
-        Prefill owns no slots behind the prompt, so only draft 1 is drafted; the rest of the first
-        chain repeats it, and the first step's verification drops what is wrong.
+        Prefill owns no slots behind the prompt, so only draft 1 is drafted, and repeated: the rest
+        of the first chain is ``FirstChains``'s.
         """
         given = (batch, target_hidden_states, next_token_ids)
         if self.lists is not None:
@@ -152,7 +152,6 @@ class MTPDraftWorker(EagleDraftWorker):
             first = self.hot_token_id[first]
         chain = torch.stack([draft_input.bonus_tokens, first[:, 0]], dim=1)
         draft_input.topk_index = lengthened(chain, get_spec().speculative_num_draft_tokens)
-        draft_input.hidden_states = None
         if get_disagg().disaggregation_mode == "prefill":
             fill_transfer(draft_input)
             if device_profile().emulates:

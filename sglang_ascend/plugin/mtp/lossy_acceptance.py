@@ -68,12 +68,13 @@ class RelaxedInThinking(PoolState):
         return tokens, accept_lens
 
 
-def warn(policy: lossy.Threshold | lossy.Relaxed) -> None:
-    logger.warning(
-        "%s: replies are LOSSY, they no longer have the model's own distribution (%s).",
-        env.LOSSY_ACCEPTANCE.name,
-        policy,
-    )
+def warn(policy: lossy.Threshold | lossy.Relaxed | None) -> None:
+    if policy is not None:
+        logger.warning(
+            "%s: replies are LOSSY, they no longer have the model's own distribution (%s).",
+            env.LOSSY_ACCEPTANCE.name,
+            policy,
+        )
 
 
 def _token_id(tokenizer: Any, text: str) -> int:

@@ -22,6 +22,7 @@ from sglang.srt.speculative.spec_utils import get_plan_stream
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp import forwards, lossy_acceptance
 from sglang_ascend.plugin.mtp.adaptive.chains import Chains, make_chains
+from sglang_ascend.plugin.mtp.adaptive.first_chains import FirstChains
 from sglang_ascend.plugin.mtp.batch_sampling import (
     BatchSampling,
     EndedRequests,
@@ -61,8 +62,7 @@ class MTPWorker(EAGLEWorkerV2):
         self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: Any
     ) -> None:
         self.lossy = lossy_acceptance.policy()
-        if self.lossy is not None:
-            lossy_acceptance.warn(self.lossy)
+        lossy_acceptance.warn(self.lossy)
         self._init_as_eagle(server_args, gpu_id, nccl_port, target_worker)
         prepare_target(target_worker, self._draft_worker.draft_runner)
         self.seeds = RequestSeeds()
@@ -115,8 +115,12 @@ class MTPWorker(EAGLEWorkerV2):
             batch.spec_info = forwards.no_chains(self.speculative_num_draft_tokens, self.device)
         if not is_relayed:
             batch.spec_info.drawn_from = partial(self.drawn.of, batch.req_pool_indices)
+        publish = on_publish or (lambda new_seq_lens: None)  # without overlap the result tells it
         if self.ended is not None and self.ended.are_all(batch):
-            return self._no_step(batch, on_publish or _publish_to_nobody)
+            publish(batch.seq_lens + 1)
+            return self._no_step(batch)
+        if self.first_chains.begun:
+            self.first_chains.complete(batch)
         verified = drafted = self.speculative_num_steps
         if self.chains is not None:
             verified, drafted = self.chains.begin(batch)
@@ -128,7 +132,7 @@ class MTPWorker(EAGLEWorkerV2):
             forwards.requests_of(batch),
             phases if timeline is None else timeline.begin(phases),
             sampling,
-            on_publish or _publish_to_nobody,
+            publish,
         )
         batch_result = self._batch_result(batch, result, phases, sampling)
         if not is_relayed:
@@ -145,8 +149,7 @@ class MTPWorker(EAGLEWorkerV2):
     def _phases(
         self, batch: ScheduleBatch, sampling: BatchSampling, verified: int, drafted: int
     ) -> Phases:
-        # By nothing else, so that all ranks agree on graph or not.
-        batch_size = forwards.common_batch_size(batch)
+        batch_size = forwards.common_batch_size(batch)  # by which ranks agree on graph or not
         # Drafts that are drawn need the batch's own sampling parameters within the captured part.
         if self.captured_steps is not None and not sampling.draws_drafts:
             captured = self.captured_steps.that_holds(batch_size, verified)
@@ -192,7 +195,9 @@ class MTPWorker(EAGLEWorkerV2):
             self.draft_worker.skipped = self.chains.before_prefill(batch, self.models)
         if self.sampling_parts.lists is not None:
             self.sampling_parts.lists.before_prefill(batch)
-        return self._forward_prefill_batch(batch, *args)
+        result = self._forward_prefill_batch(batch, *args)
+        self.first_chains.keep(batch.reqs, result.next_draft_input, self.draft_worker.skipped)
+        return result
 
     def on_verify_complete_cpu(
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
@@ -246,20 +251,20 @@ class MTPWorker(EAGLEWorkerV2):
         ]
 
     @cached_property
+    def first_chains(self) -> FirstChains:
+        return FirstChains(self.models, self.sampling_parts, self.step_constants, self.chains)
+
+    @cached_property
     def _certain(self) -> torch.Tensor:
         """Probability 1 of every draft: the relay's field, which a chain does not read."""
         return torch.ones(len(self.req_to_token_pool.req_to_token), 1, device=self.device)
 
-    def _no_step(
-        self, batch: ScheduleBatch, publish: Callable[[torch.Tensor], None]
-    ) -> GenerationBatchResult:
+    def _no_step(self, batch: ScheduleBatch) -> GenerationBatchResult:
         """Of requests that have all ended: a token each, which the scheduler drops."""
         self._results_until_none = 2  # behind that of the step that ended them
-        chain, batch_size = batch.spec_info.topk_index, len(batch.reqs)
-        one_each = torch.ones(batch_size, dtype=torch.int32)
-        logits = torch.empty(batch_size, 0)
+        chain = batch.spec_info.topk_index
+        logits, one_each = torch.empty(len(chain), 0), torch.ones(len(chain), dtype=torch.int32)
         result = StepResult(logits, chain, one_each, batch.seq_lens + 1, chain)
-        publish(result.new_seq_lens)
         sampling = BatchSampling(self.sampling_parts, batch, chain.shape[1], None)
         return self._batch_result(batch, result, None, sampling)
 
@@ -293,7 +298,3 @@ class MTPWorker(EAGLEWorkerV2):
             # The scheduler keeps these alive while the step may still be running.
             extra_keep_alive_refs=[phases],
         )
-
-
-def _publish_to_nobody(new_seq_lens: torch.Tensor) -> None:
-    """Without overlap the scheduler reads the new lengths from the result."""

@@ -82,10 +82,6 @@ class AdaptiveDrafts:
             self.in_force, self.probes.left = beliefs.best, 0
         self._lost = [0.0] * len(self._lost)
 
-    def drafts_behind_prompts(self) -> bool:
-        """Whether a draft of the first chain of a new request is wanted."""
-        return self.in_force > 0
-
     def record_time(
         self,
         batch_size: int,

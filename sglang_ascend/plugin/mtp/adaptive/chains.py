@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.runtime_context import get_spec
 
 from sglang_ascend.plugin.mtp.adaptive.lengths import EndedChains, make_ended_chains
@@ -48,7 +48,7 @@ class Chains:
         if self.lookups is not None:
             self.lookups.before_prefill(batch, num_drafts)
         if self.ended is not None:
-            self.ended.before_prefill(batch, num_drafts)
+            self.ended.begin_chains(batch.req_pool_indices, num_drafts)
         return left_out
 
     def before_replay(self, batch: ScheduleBatch, models: StepModels, num_drafts: int) -> None:
@@ -65,6 +65,17 @@ class Chains:
         elif self.ended is not None:
             verified = self.ended.begin(batch)
         return max([verified, *looked_up]), drafted
+
+    def in_first_chain(self, req: Req) -> int:
+        """Drafts of the chain behind the request's prompt."""
+        return self.num_steps if self.adaptive is None else self.adaptive.behind_prompts[req]
+
+    def completed(self, rows: torch.Tensor, num_drafts: int) -> None:
+        """The chains behind prompts of requests in these rows of the pool have so many."""
+        if self.lookups is not None:
+            self.lookups.drafts.begin_chains(rows, num_drafts)
+        if self.ended is not None:
+            self.ended.begin_chains(rows, num_drafts)
 
     def phases(
         self, launched: LaunchedPhases, batch_size: int, drawn_from: Sequence[torch.Tensor]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 from sglang_ascend import env
@@ -34,9 +35,9 @@ class EndedChains:
         for row in self._rows:
             self.lengths[row] = num_drafts
 
-    def before_prefill(self, batch: ScheduleBatch, num_drafts: int) -> None:
-        """So many are drafted behind the prompts."""
-        for row in batch.req_pool_indices.tolist():
+    def begin_chains(self, rows: torch.Tensor, num_drafts: int) -> None:
+        """So many are drafted behind the prompts of requests in these rows of the pool."""
+        for row in rows.tolist():
             self.lengths[row] = num_drafts
 
     def settle(self, accepted: Sequence[int]) -> int:

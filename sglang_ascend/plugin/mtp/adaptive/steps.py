@@ -60,7 +60,7 @@ class AdaptiveSteps:
     """K of each step: how many drafts it verifies, and how many it drafts for the next one.
 
     A chain has the K that was chosen when it was drafted. A step that is to draft more verifies a
-    chain that is as long, its end repeated as behind a prompt, so that one set of constants serves.
+    chain that is as long, its end repeated, so that one set of constants serves.
     """
 
     def __init__(
@@ -173,7 +173,6 @@ class AdaptiveSteps:
         step = self._unsettled.settle(len(accepted))
         if step is None or step.num_drafts == 0:
             return 0
-        # Behind a prompt a chain repeats its one draft.
         counted = [i for i, is_drafted in enumerate(step.is_drafted) if is_drafted]
         self.policy.record_acceptance(
             [accepted[i] for i in counted], step.num_drafts, [step.is_sampled[i] for i in counted]
@@ -186,10 +185,9 @@ class AdaptiveSteps:
         Else what its prompts begin with is caught up, and the rest is the prefill's.
         """
         self._timed = None
-        drafts_behind = int(self.policy.drafts_behind_prompts())
         for req in batch.reqs:
-            self.behind_prompts[req] = drafts_behind
-        if drafts_behind == 0:
+            self.behind_prompts[req] = self.policy.in_force
+        if self.policy.in_force == 0:
             return self.skipped
         before_prefill(self.skipped, batch, models)
         return None

@@ -62,6 +62,10 @@ class RequestLists:
         forgotten when that does."""
         self._choose(self._rows, first_tokens.long()[:, None], torch.ones_like(self._rows))
 
+    def draft_for(self, rows: torch.Tensor) -> None:
+        """The chains drafted next are of these requests, which have emitted nothing since."""
+        self._choose(rows, torch.zeros_like(rows)[:, None].long(), torch.zeros_like(rows))
+
     def advance(
         self,
         rows: torch.Tensor,
