@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from sglang_ascend.attention.metadata import StepMetadata
+from sglang_ascend.ops.chain.reference import DraftDecodeInputs
 
 
 @dataclass(frozen=True)
@@ -48,4 +49,15 @@ class Forwards(Protocol):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(logits, hidden states) of the MTP layer, one row per request: of ``last_rows``, flat
         row numbers, where a request has several."""
+        ...
+
+    def chain(
+        self,
+        ahead: DraftDecodeInputs,
+        metadata: StepMetadata,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+    ) -> torch.Tensor | None:
+        """The likeliest drafts of the MTP layer on its own output, int64 [K-1, batch], which begins
+        with ``tokens`` and ``hidden``; None where its forwards are run one by one."""
         ...

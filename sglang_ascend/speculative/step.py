@@ -163,7 +163,8 @@ class LaunchedPhases:
     ``propose(logits, positions)`` turns one row of MTP logits per request into draft tokens, int64
     [batch] of the target's vocabulary, which follow the token at ``positions`` - 1.
 
-    ``is_unlikely``, told the probability of each draft, may end the chains earlier.
+    ``is_unlikely``, told the probability of each draft, may end the chains earlier. ``at_once``:
+    what ``propose`` takes is the likeliest logit, so that nothing need come between two drafts.
     """
 
     def __init__(
@@ -175,11 +176,12 @@ class LaunchedPhases:
         skipped: SkippedRows | None = None,
         is_unlikely: Callable[[torch.Tensor], bool] | None = None,
         drafting: StepConstants | None = None,
+        at_once: bool = False,
     ) -> None:
         self.forwards, self.propose, self.constants = forwards, propose, constants
         self.is_unlikely, self.drafting = is_unlikely, drafting or constants
         self.num_drafts = constants.num_steps if num_drafts is None else num_drafts
-        self.skipped = skipped
+        self.skipped, self.at_once = skipped, at_once
 
     def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
         self.candidates, self.requests = candidates, requests
@@ -248,6 +250,10 @@ class LaunchedPhases:
             self.inputs.slots,
             self.drafting.draft_decode[: self.num_drafts],
         )
+        if self.at_once and self.is_unlikely is None and self.num_drafts > 1:
+            drafts = self.forwards.chain(ahead, self.rows.metadata, candidates[-1], hidden)
+            if drafts is not None:
+                return torch.stack([*candidates, *drafts], dim=1)
         for j in range(self.num_drafts - 1):
             if self.is_unlikely and likelihood is not None and self.is_unlikely(likelihood):
                 break

@@ -363,8 +363,12 @@ def p_of(
 ) -> float:
     """Of a small sample at temperature 1, against the exact distribution."""
     sampler = SAMPLERS["temperature 1"]
-    counts = cells.count(draw(server, prompt, sampler.request(cells), NUM_DRAWS_BROKEN))
-    p_value = p_against_exact(counts, exact_distribution(reference, prompt, cells, sampler))
+    replies = draw(server, prompt, sampler.request(cells), NUM_DRAWS_BROKEN)
+    if any(tuple(reply.tokens) not in set(cells) for reply in replies):
+        p_value = 0.0  # a token that the request cannot have
+    else:
+        exact = exact_distribution(reference, prompt, cells, sampler)
+        p_value = p_against_exact(cells.count(replies), exact)
     print(f"{server.config.variables}: p = {p_value:.1e}")
     return p_value
 

@@ -26,7 +26,7 @@ from sglang_ascend.ops.linear.reference import PreparedWeight
 from sglang_ascend.ops.numba_floats import FLOATS, array_at, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region
 
-# What ``_layer`` keeps at once, each from the start of a cache line on.
+# What ``compiled_layer`` keeps at once, each from the start of a cache line on.
 NUM_PLACES, LINE = 8, 64
 
 
@@ -34,7 +34,7 @@ NUM_PLACES, LINE = 8, 64
 class Compiled:
     """What the compiled layer is given of one layer, whatever the rows."""
 
-    # All in the order in which ``_layer`` reads them.
+    # All in the order in which ``compiled_layer`` reads them.
     sizes: np.ndarray  # int64
     norms: np.ndarray  # addresses
     products: np.ndarray  # [products, 5], each as ``numba_parts.product`` takes it
@@ -117,7 +117,7 @@ def prepare(layer: LatentLayer) -> LatentLayer:
     compiled = Compiled(
         np.array([size for group in sizes for size in group]),
         np.array([norm.data_ptr() for norm in norms]),
-        np.array([_described(weight, dtype) for weight in _weights(layer)]),
+        np.array([described(weight, dtype) for weight in _weights(layer)]),
         np.array([tensor.data_ptr() for tensor in others]),
         np.array([layer.eps, layer.latent_eps, layer.routed_scale, layer.attention_scale]),
         torch.empty(NUM_PLACES * of_place, dtype=torch.uint8),
@@ -125,7 +125,8 @@ def prepare(layer: LatentLayer) -> LatentLayer:
     return replace(layer, most_rows=most_rows, compiled=compiled)
 
 
-def _described(weight: PreparedWeight, dtype: torch.dtype) -> tuple[int, ...]:
+def described(weight: PreparedWeight, dtype: torch.dtype) -> tuple[int, ...]:
+    """As ``numba_parts.product`` takes it."""
     rows: Any = weight.rows
     out, width = rows.shape
     return rows.data_ptr(), width * rows.element_size(), out, width, work_of(weight, dtype)
@@ -172,7 +173,7 @@ def latent_layer(
     compiled: Compiled = layer.compiled
     dtype = states.dtype
     of_experts = experts.work_of(dtype)
-    _layer(
+    compiled_layer(
         (compiled.sizes, compiled.norms, compiled.products, compiled.others, compiled.scales),
         (tokens.data_ptr(), positions.data_ptr(), slots.data_ptr(), len(tokens), query_len),
         (states.data_ptr(), states.stride(0)),
@@ -188,7 +189,7 @@ def latent_layer(
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _layer(layer, rows, states, cache, pages, lengths, memory, threads, element, angle):
+def compiled_layer(layer, rows, states, cache, pages, lengths, memory, threads, element, angle):
     sizes, norms, products, others, scales = layer
     tokens, positions, slots, n, query_len = rows
     output, start, place = memory

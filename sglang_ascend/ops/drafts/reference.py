@@ -11,6 +11,7 @@ from sglang_ascend.ops.attention.reference import paged_mla
 from sglang_ascend.ops.experts.reference import gating, grouped_matmul, permute, unpermute
 from sglang_ascend.ops.layers.reference import add_rms_norm, rms_norm, rotate_interleaved, swiglu
 from sglang_ascend.ops.linear.reference import PreparedWeight, by_head, linear
+from sglang_ascend.ops.sampling.reference import greedy
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,50 @@ def latent_layer(
     normed, residual = add_rms_norm(attended, joined, layer.experts_norm, layer.eps)
     mixed = _mixture(layer, normed)
     return add_rms_norm(mixed, residual, layer.output_norm, layer.eps)[0]
+
+
+def latent_chain(
+    layer: LatentLayer,
+    head: PreparedWeight,
+    tokens: torch.Tensor,
+    states: torch.Tensor,
+    positions: torch.Tensor,
+    latent_cache: torch.Tensor,
+    slots: torch.Tensor,
+    block_table: torch.Tensor,
+    kv_lens: torch.Tensor,
+    *,
+    page_size: int,
+    vocab_size: int,
+) -> torch.Tensor:
+    """The likeliest drafts of the layer on its own output (FastMTP, arXiv 2509.18362), int64
+    [drafts, batch].
+
+    Args:
+        head: [at least vocab_size, hidden_size], in the dtype of the layer.
+        tokens, states: of the last draft, int64 [batch] and [batch, hidden_size].
+        positions, slots, kv_lens: int64 [drafts, batch], of the row of each forward.
+        vocab_size: rows of the head behind these are padding.
+
+    The others are ``latent_layer``'s. Does not synchronise.
+    """
+    drafted = []
+    for position, slot, kv_len in zip(positions, slots, kv_lens, strict=True):
+        states = latent_layer(
+            layer,
+            tokens,
+            states,
+            position,
+            latent_cache,
+            slot,
+            block_table,
+            kv_len,
+            query_len=1,
+            page_size=page_size,
+        )
+        tokens = greedy(linear(states, head)[:, :vocab_size].float())
+        drafted.append(tokens)
+    return torch.stack(drafted)
 
 
 def _mixture(layer: LatentLayer, x: torch.Tensor) -> torch.Tensor:

@@ -14,13 +14,16 @@ from sglang.srt.model_executor.forward_context import get_attn_backend
 from sglang.srt.models.deepseek_nextn import DeepseekV3ForCausalLMNextN
 from sglang.srt.models.deepseek_v2 import DeepseekV2MoE
 
+from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.ops import drafts, linear
+from sglang_ascend.ops.chain.reference import DraftDecodeInputs
 from sglang_ascend.ops.drafts.reference import LatentLayer
 from sglang_ascend.plugin.attention.backend import attend_latent
 from sglang_ascend.plugin.cpu.experts import chooses_by_groups, multiplies_by_swiglu
 from sglang_ascend.plugin.cpu.layers import (
     DraftRows,
     Drafts,
+    PreparedHead,
     PreparedLinear,
     is_usual_norm,
     multiply,
@@ -67,7 +70,7 @@ class NextNDrafts(Drafts):
         pool.set_mla_kv_buffer(attention.attn_mqa, rows.write_loc, key, k_rope)
 
     def _hidden_states(self, rows: DraftRows) -> Any:
-        compiled = self._compiled(rows)
+        compiled = self._compiled(rows.metadata, rows.states)
         if compiled is not None:
             return self._at_once(compiled, rows)
         layer: Any = self.model.model
@@ -78,24 +81,55 @@ class NextNDrafts(Drafts):
         hidden = block.mlp(normed, rows.batch)
         return rms_norm(layer.shared_head.norm, hidden, residual)[0]
 
-    def _compiled(self, rows: DraftRows) -> LatentLayer | None:
+    def chain(
+        self,
+        ahead: DraftDecodeInputs,
+        metadata: StepMetadata,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+    ) -> torch.Tensor | None:
+        layer, head = self._compiled(metadata, hidden), self.model.lm_head
+        if layer is None or type(head.quant_method) is not PreparedHead:
+            return None
+        prepared = prepared_weight(head)
+        if len(tokens) > prepared.most_rows or prepared.dense.dtype != hidden.dtype:
+            return None
+        return drafts.latent_chain(
+            layer,
+            prepared,
+            tokens,
+            hidden,
+            ahead.positions,
+            self._cache(),
+            ahead.slots,
+            metadata.block_table,
+            ahead.kv_lens,
+            page_size=metadata.page_size,
+            vocab_size=self.model.config.vocab_size,
+        )
+
+    def _cache(self) -> torch.Tensor:
+        attention = self.model.model.decoder.self_attn.attn_mqa
+        return get_attn_backend().token_to_kv_pool.get_key_buffer(attention.layer_id)
+
+    def _compiled(self, metadata: StepMetadata, states: torch.Tensor) -> LatentLayer | None:
         """The layer for as many rows, None where it is not compiled for them."""
         cache_dtype = get_attn_backend().token_to_kv_pool.dtype
-        if not (self._is_float and rows.metadata.is_uniform and cache_dtype == rows.states.dtype):
+        if not (self._is_float and metadata.is_uniform and cache_dtype == states.dtype):
             return None
         # Weights that have changed were prepared anew.
         if self._layer is None or self._layer.join is not prepared_weight(self.model.model.eh_proj):
             self._layer = drafts.prepare_latent(latent_layer(self.model))
-        return self._layer if len(rows.states) <= self._layer.most_rows else None
+        return self._layer if len(states) <= self._layer.most_rows else None
 
     def _at_once(self, layer: LatentLayer, rows: DraftRows) -> torch.Tensor:
-        metadata, pool = rows.metadata, get_attn_backend().token_to_kv_pool
+        metadata = rows.metadata
         return drafts.latent_layer(
             layer,
             rows.tokens,
             rows.states,
             rows.positions,
-            pool.get_key_buffer(self.model.model.decoder.self_attn.attn_mqa.layer_id),
+            self._cache(),
             rows.slots,
             metadata.block_table,
             metadata.kv_lens,

@@ -39,6 +39,11 @@ class SamplingParts:
     threshold: Threshold | None  # lossy policies, None unless the operator asked for one
     relaxed: RelaxedInThinking | None
 
+    @property
+    def have_whole_head(self) -> bool:
+        """Whether its columns are the target's vocabulary, for every request."""
+        return self.draft_vocabulary is None and self.lists is None
+
     def propose_likeliest(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Draft tokens of one row per request, int64 [batch] of the target's vocabulary."""
         return self.as_tokens(sampling.greedy(logits))

@@ -30,6 +30,7 @@ from sglang.srt.speculative.spec_utils import draft_tp_context, spec_stage_span
 from sglang.srt.utils.common import ceil_align, require_gathered_buffer
 
 from sglang_ascend.attention.metadata import StepMetadata
+from sglang_ascend.ops.chain.reference import DraftDecodeInputs
 from sglang_ascend.speculative.forwards import Requests, Rows
 
 
@@ -116,6 +117,21 @@ class MTPForwards:
         with draft_tp_context(self.models.draft_parallel_layout), spec_stage_span(stage):
             output = run_model(self.models.draft, rows.metadata, view)
         return output.next_token_logits, output.hidden_states
+
+    def chain(
+        self,
+        ahead: DraftDecodeInputs,
+        metadata: StepMetadata,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+    ) -> torch.Tensor | None:
+        runner = self.models.draft
+        chain = getattr(runner.model.forward, "chain", None)
+        if chain is None:
+            return None
+        context = ForwardContext(attn_backend=runner.attn_backend)
+        with forward_context(context, forward_batch=self.forward_batch):
+            return chain(ahead, metadata, tokens, hidden)
 
 
 def requests_of(batch: ScheduleBatch) -> Requests:

@@ -83,12 +83,11 @@ class MTPWorker(EAGLEWorkerV2):
         self.gpu_id = gpu_id
         self.device = get_device().device
         self.page_size = get_schedule().page_size
-        self.topk = get_spec().speculative_eagle_topk
-        self.speculative_num_steps = get_spec().speculative_num_steps
-        self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
-        self.speculative_algorithm = SpeculativeAlgorithm.from_string(
-            get_spec().speculative_algorithm
-        )
+        spec = get_spec()
+        self.topk = spec.speculative_eagle_topk
+        self.speculative_num_steps = spec.speculative_num_steps
+        self.speculative_num_draft_tokens = spec.speculative_num_draft_tokens
+        self.speculative_algorithm = SpeculativeAlgorithm.from_string(spec.speculative_algorithm)
         self.enable_dp_spec_prefill_coordination = False
         self.adaptive_controller = None
         self.plan_stream, self.plan_stream_ctx = get_plan_stream(self.device)
@@ -163,6 +162,7 @@ class MTPWorker(EAGLEWorkerV2):
             self.step_constants[verified],
             drafted,
             drafting=self.step_constants[max(verified, drafted)],
+            at_once=self.sampling_parts.have_whole_head and not sampling.draws_drafts,
         )
         if batch_size > len(batch.reqs):
             return PaddedPhases(launched, batch_size)

@@ -5,13 +5,15 @@ The folder $COMPARED gets, as `forwards`, a line for each: its mode, its rows, i
 it was one compiled call, and whether logits, hidden states, keys and values are those of SGLang:
 bit for bit, or up to roundings, of a compiled call, whose compiler orders sums as it likes, and of
 one that drops all but the last rows of requests behind their keys, for a product orders its sums by
-the number of rows; the keys and values of the dropped rows are SGLang's bit for bit. While the
-folder has a file `mistake` the positions are one too high.
+the number of rows; the keys and values of the dropped rows are SGLang's bit for bit. A chain that
+is drafted at once, whose mode is CHAIN, is drafted again one by one by such forwards. While the
+folder has a file `mistake` the positions of a forward are one too high.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +24,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_ascend.ops import drafts as operators
 from sglang_ascend.plugin.cpu import layers
+from sglang_ascend.speculative.forwards import Rows
 
 FOLDER = Path(os.environ["COMPARED"])
 # Of some twenty operators, in each dtype.
@@ -73,7 +76,34 @@ def compare(original: Any, drafts: Any, input_ids: Any, positions: Any, forward_
     return ours
 
 
+def compare_chain(
+    original: Any, forwards: Any, ahead: Any, metadata: Any, tokens: torch.Tensor, hidden: Any
+) -> Any:
+    """Around ``MTPForwards.chain``: each draft must be a likeliest one, up to roundings."""
+    ours = original(forwards, ahead, metadata, tokens, hidden)
+    if ours is None:
+        return None
+    buffers = forwards.models.draft.token_to_kv_pool.get_kv_buffer(0)
+    found, are_equal = [buffer[ahead.slots] for buffer in buffers], True
+    for j, drafted in enumerate(ours):
+        of_row = replace(metadata, kv_lens=ahead.kv_lens[j], query_len=1)
+        rows = Rows(ahead.positions[j], ahead.slots[j], of_row)
+        logits, hidden = forwards.mtp(rows, tokens, hidden)
+        behind = logits.amax(dim=1) - logits.gather(1, drafted[:, None])[:, 0]
+        limit = ROUNDINGS[hidden.dtype]
+        are_equal &= bool((behind <= limit * logits.abs().amax(dim=1)).all())
+        tokens = drafted
+    expected = [buffer[ahead.slots] for buffer in buffers]
+    are_equal &= all(are_close(*pair, limit) for pair in zip(found, expected, strict=True))
+    with (FOLDER / "forwards").open("a") as file:
+        file.write(f"CHAIN {ours.numel()} {len(tokens)} True {are_equal}\n")
+    return ours
+
+
 def install() -> None:
+    HookRegistry.register(
+        "sglang_ascend.plugin.mtp.forwards.MTPForwards.chain", compare_chain, HookType.AROUND
+    )
     HookRegistry.register(
         "sglang_ascend.plugin.cpu.layers.Drafts.__call__", compare, HookType.AROUND
     )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from sglang_ascend.ops.chain.reference import DraftDecodeInputs
 from sglang_ascend.speculative.forwards import Rows
 
 Input = tuple[Rows, torch.Tensor]
@@ -74,6 +75,17 @@ def mtp(original: Any, self: Any, rows: Rows, tokens: Any, hidden: Any, last_row
     return original(self, rows, tokens, hidden, last_rows)
 
 
+def chain(
+    original: Any, self: Any, ahead: DraftDecodeInputs, metadata: Any, tokens: Any, hidden: Any
+) -> Any:
+    """Around ``MTPForwards.chain``, all of whose rows are on the layer's own output."""
+    if FILE.exists():
+        rows = Rows(ahead.positions, ahead.slots, metadata)
+        rows, hidden = MISTAKES[FILE.read_text()](rows, hidden, is_first=False)
+        ahead = replace(ahead, positions=rows.positions, slots=rows.slots)
+    return original(self, ahead, metadata, tokens, hidden)
+
+
 def choose(original: Any, lists: Any, *args: Any) -> None:
     """Around ``RequestLists._choose``."""
     original(lists, *args)
@@ -85,4 +97,6 @@ def choose(original: Any, lists: Any, *args: Any) -> None:
 def install() -> None:
     lists = "sglang_ascend.plugin.requests.draft_heads.lists.RequestLists"
     HookRegistry.register(f"{lists}._choose", choose, HookType.AROUND)
-    HookRegistry.register("sglang_ascend.plugin.mtp.forwards.MTPForwards.mtp", mtp, HookType.AROUND)
+    forwards = "sglang_ascend.plugin.mtp.forwards.MTPForwards"
+    HookRegistry.register(f"{forwards}.mtp", mtp, HookType.AROUND)
+    HookRegistry.register(f"{forwards}.chain", chain, HookType.AROUND)

@@ -78,7 +78,12 @@ class FirstChains:
         candidates = batch.spec_info.topk_index
         begun = candidates[at, :2]
         forwards = MTPForwards(self.models)
-        phases = LaunchedPhases(forwards, self.parts.propose_likeliest, self.constants[num_drafts])
+        phases = LaunchedPhases(
+            forwards,
+            self.parts.propose_likeliest,
+            self.constants[num_drafts],
+            at_once=self.parts.have_whole_head,
+        )
         if self.chains is not None and self.chains.ended is not None:
             phases.is_unlikely = self.chains.ended.is_unlikely()
         phases.prepare(begun, requests)
