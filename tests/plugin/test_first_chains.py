@@ -74,3 +74,17 @@ def test_ranks_that_share_rows_complete_no_chain(chains):
     given = drafted(1)
     chains.keep([Request()], given, skipped=None)
     assert given.hidden_states is None and not chains.begun
+
+
+def test_a_few_new_requests_among_many_keep_the_one_draft_of_their_prefill(chains):
+    """So that the others do not wait; and the policy is told."""
+    told = []
+    chains.chains = SimpleNamespace(stay_begun=told.append)
+    new, others = Request(), [Request() for _ in range(8)]
+    chains.keep([new], drafted(1), skipped=None)
+    batch = SimpleNamespace(reqs=[*others, new])
+    chains.complete(batch)  # which would read tensors that this batch has not
+    assert told == [[new]] and not chains.begun
+    chains.keep([new], drafted(1), skipped=None)
+    with pytest.raises(AttributeError):
+        chains.complete(SimpleNamespace(reqs=[*others[1:], new]))

@@ -70,6 +70,11 @@ class Chains:
         """Drafts of the chain behind the request's prompt."""
         return self.num_steps if self.adaptive is None else self.adaptive.behind_prompts[req]
 
+    def stay_begun(self, reqs: Sequence[Req]) -> None:
+        """The chains behind their prompts have the one draft of the prefill."""
+        if self.adaptive is not None:
+            self.adaptive.behind_prompts.update(dict.fromkeys(reqs, 1))
+
     def completed(self, rows: torch.Tensor, num_drafts: int) -> None:
         """The chains behind prompts of requests in these rows of the pool have so many."""
         if self.lookups is not None:
