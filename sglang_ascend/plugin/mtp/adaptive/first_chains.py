@@ -70,7 +70,7 @@ class FirstChains:
         if not places:
             return
         new = [batch.reqs[i] for i in places]
-        hidden, likelihood = map(torch.stack, zip(*map(self.begun.pop, new), strict=True))
+        given = [self.begun.pop(req) for req in new]
         if len(new) < LEAST_SHARE * len(batch.reqs):
             if self.chains is not None:
                 self.chains.stay_begun(new)
@@ -78,6 +78,7 @@ class FirstChains:
         num_drafts = self._num_drafts(new)
         if num_drafts < 2:
             return
+        hidden, likelihood = map(torch.stack, zip(*given, strict=True))
         at, requests = torch.tensor(places, device=batch.device), requests_of(batch)
         rows = requests.req_pool_indices[at]
         requests = replace(requests, seq_lens=requests.seq_lens[at], req_pool_indices=rows)
