@@ -47,6 +47,8 @@ class Costs:
         self._noise = StepNoise()
         self.num_steps = 0  # so far, whether they were recorded or not
         self._surprises = 0  # one behind the other, of steps that took longer; below 0: shorter
+        self._run: tuple[LoadCosts, Kind] | None = None  # of steps of one kind, now
+        self._has_usual = False  # whether one of the run was no surprise
         self._model: np.ndarray | None = None
 
     def record(
@@ -71,6 +73,8 @@ class Costs:
             if math.log(seconds / first) > JUMP:
                 seconds = first
         self._noise.record((here, kind), math.log(seconds))
+        if self._run != (here, kind):
+            self._run, self._has_usual = (here, kind), False
         here.drift(self.num_steps, self._noise.drift)
         innovation = math.log(seconds) - here.mean[i]
         if here.num_steps[i] and self._is_left_out(here, i, innovation):
@@ -84,13 +88,14 @@ class Costs:
         """Whether a step of kind number ``i`` says nothing, so far off its cost as it is."""
         deviation = math.sqrt(here.variance(i) + self._noise.own)
         if abs(innovation) <= max(JUMP, SURPRISE * deviation):
-            self._surprises = 0
+            self._surprises, self._has_usual = 0, True
             return False
         sign = 1 if innovation > 0 else -1
         self._surprises = sign * max(0, sign * self._surprises) + sign
         if abs(self._surprises) < SURPRISES:
             return True
-        here.jump(innovation)
+        # Slower amid steps of one kind: pauses. Faster: all was learnt beside what slowed it.
+        here.jump(0.0 if self._has_usual and innovation > 0 else innovation)
         self._surprises = 0
         return False
 

@@ -119,7 +119,8 @@ class LoadCosts:
         self._alone += ALONE**2 * passed
 
     def jump(self, innovation: float) -> None:
-        """The machine has become slower or faster by about so much."""
+        """The machine has become slower or faster, and each cost by itself by a share of
+        ``innovation``."""
         self._together += LEVEL**2
         self._alone += (ALONE_IN_JUMP * innovation) ** 2
 
