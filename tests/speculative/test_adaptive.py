@@ -158,14 +158,19 @@ def on_a_shared_machine() -> float:
     return mean(worth)
 
 
+def doubt_costs_in_every_jump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A share of each jump may be the K's, whatever was run before it."""
+    jump = one_load.LoadCosts.jump
+    monkeypatch.setattr(one_load.LoadCosts, "jump", lambda load, _: jump(load, math.log(4)))
+
+
 def test_the_best_k_is_found_on_a_machine_that_others_use_too(monkeypatch):
     found = on_a_shared_machine()
     assert found >= 0.99
     # The control: what one step takes is held to say nothing of the next one, and jumps of the
     # machine to be in part the K's.
     monkeypatch.setattr(StepNoise, "drift", 0.0)
-    jump = one_load.LoadCosts.jump
-    monkeypatch.setattr(one_load.LoadCosts, "jump", lambda load, _: jump(load, math.log(4)))
+    doubt_costs_in_every_jump(monkeypatch)
     assert on_a_shared_machine() < found - 0.01
 
 
@@ -202,8 +207,7 @@ def ratio_behind_pauses() -> float:
 def test_pauses_amid_steps_of_one_k_are_not_its_cost(monkeypatch):
     assert ratio_behind_pauses() == pytest.approx(1, abs=0.1)
     # The control: of each jump of the machine a share may be the K's.
-    jump = one_load.LoadCosts.jump
-    monkeypatch.setattr(one_load.LoadCosts, "jump", lambda load, _: jump(load, math.log(4)))
+    doubt_costs_in_every_jump(monkeypatch)
     assert ratio_behind_pauses() > 1.5
 
 

@@ -72,9 +72,10 @@ class Costs:
                 return
             if math.log(seconds / first) > JUMP:
                 seconds = first
-        self._noise.record((here, kind), math.log(seconds))
-        if self._run != (here, kind):
-            self._run, self._has_usual = (here, kind), False
+        run = here, kind
+        self._noise.record(run, math.log(seconds))
+        if self._run != run:
+            self._run, self._has_usual = run, False
         here.drift(self.num_steps, self._noise.drift)
         innovation = math.log(seconds) - here.mean[i]
         if here.num_steps[i] and self._is_left_out(here, i, innovation):
