@@ -58,8 +58,7 @@ class Turns:
         sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
         servers = [self.drafting] if alone else [self.drafting, self.plain]
         ahead = tokens_ahead(max_new_tokens)
-        if not alone:
-            self.state.begin(len(prompts))
+        self.state.begin(len(prompts), alone)
         with ThreadPoolExecutor(len(servers) * len(prompts)) as pool:
             replies = [
                 pool.submit(server.generate, input_ids=tokens, sampling_params=sampling)
@@ -117,9 +116,10 @@ def measure(
     make_prompts: Any,
     seconds: float,
     settle: float,
+    least_cycles: int,
     tokens: int,
 ) -> Iterator[Point]:
-    """Each load for so long, and for two cycles at least."""
+    """Each load for so long, and for so many cycles at least."""
     for seed, (context, batch) in enumerate(track(loads, "loads", console=console)):
         source = make_prompts(context + tokens_ahead(tokens), seed)
         lines, steps, in_vain = [], [], 0
@@ -136,7 +136,8 @@ def measure(
                 raise SystemExit(f"{batch} requests never ran at once; the server's log says why.")
             lines += [{"run": run, **line} for line in found]
             steps = [line for line in lines if "name" in line]
-            if time.perf_counter() - begun > seconds and len({step["cycle"] for step in steps}) > 3:
+            num_cycles = len({step["cycle"] for step in steps})
+            if time.perf_counter() - begun > seconds and num_cycles >= least_cycles:
                 break
         cycles = cycles_of(steps)
         predicted = mean_speedups([line["predicted"] for line in lines if "predicted" in line])
@@ -183,6 +184,7 @@ def main(
     settle: Annotated[
         float, typer.Option(help="Seconds of each load, before, for the server to learn it.")
     ] = 30,
+    cycles: Annotated[int, typer.Option(help="Cycles of turns at each load, at least.", min=4)] = 4,
     turn: Annotated[int, typer.Option(help="Steps of a turn.", min=2)] = 8,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens of a reply.")] = 192,
     plot: Annotated[Path | None, typer.Option(help="Also write an SVG.")] = None,
@@ -217,6 +219,7 @@ def main(
             lambda length, seed: contexts_of(tokenizer, length, seed),
             seconds,
             settle,
+            cycles,
             max_new_tokens,
         )
         points = [point.to_json() for point in found]

@@ -10,7 +10,7 @@ from typing import Any
 
 PLAIN, ADAPTIVE = "plain", "adaptive"  # the names of the servers' turns that are no fixed K's
 _NAME = "state"
-_GOING, _IS_PLAINS, _PLAIN_WAITS = range(3)
+_GOING, _IS_PLAINS, _PLAIN_WAITS, _IS_ALONE = range(4)
 _BATCH, _CYCLE = slice(4, 6), slice(6, 8)
 
 
@@ -30,11 +30,13 @@ class TurnState:
         (folder / _NAME).write_bytes(bytes(8))
         return cls(folder)
 
-    def begin(self, batch: int) -> None:
-        """Turns are taken while ``batch`` requests run."""
+    def begin(self, batch: int, is_alone: bool) -> None:
+        """Turns are taken while ``batch`` requests run, or the server with drafts has them
+        alone."""
         self._bytes[_IS_PLAINS] = self._bytes[_PLAIN_WAITS] = False
         self._bytes[_BATCH] = batch.to_bytes(2, "little")
-        self._bytes[_GOING] = True
+        self._bytes[_IS_ALONE] = is_alone
+        self._bytes[_GOING] = not is_alone
 
     def end(self) -> None:
         """Nobody waits any longer: a reply has ended."""
@@ -43,6 +45,11 @@ class TurnState:
     @property
     def is_going(self) -> bool:
         return bool(self._bytes[_GOING])
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the plain server has no requests."""
+        return bool(self._bytes[_IS_ALONE])
 
     @property
     def cycle(self) -> int:

@@ -77,7 +77,8 @@ class Step:
 class DraftTurns:
     """In place of a server's policy: each K's, its own, and the plain server's, in random order.
 
-    Outside turns the server chooses by itself.
+    Outside turns the server chooses by itself, and learns what steps cost only while it is alone:
+    else the plain server may compute on the same core.
     """
 
     def __init__(self) -> None:
@@ -113,6 +114,8 @@ class DraftTurns:
             self._take_turn(adaptive, batch)
         elif not in_turn:
             adaptive.policy = self.policies[ADAPTIVE]
+            if not self.state.is_alone:
+                adaptive._timed = None
         self.left -= in_turn
         known = {"name": self.name, "cycle": self.state.cycle, "context": context_of(batch)}
         step = Step(self.out, adaptive.policy, in_turn and not first, **known)

@@ -12,7 +12,6 @@ import pytest
 
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 from sglang_ascend.speculative.adaptive.costs import every_load, one_load
-from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
 from sglang_ascend.speculative.adaptive.tuning import Tuning
 from sglang_ascend.speculative.adaptive.value import StepCosts, expected_tokens, speedups
 
@@ -146,34 +145,6 @@ def test_the_best_k_is_found_at_every_batch_from_1_to_128_and_back(machine, cont
         assert mean(steps) >= 0.95, (batch, mean(steps))
 
 
-def on_a_shared_machine() -> float:
-    """Worth of the best K's where a step's time wanders by a fifth, as measured beside neighbours:
-    two K that are nearly as good cannot be told apart by a few steps."""
-    worth = []
-    for seed in range(3):
-        drafts, machine = AdaptiveDrafts(MAX_DRAFTS), Machine(rates=[0.5, 0.6, 0.6], wanders=True)
-        for batch in [*SIZES, *reversed(SIZES)]:
-            steps = shares(serve(drafts, machine, repeat((batch, 100.0), 500), seed))
-            worth.append(mean(steps[200:]))
-    return mean(worth)
-
-
-def doubt_costs_in_every_jump(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A share of each jump may be the K's, whatever was run before it."""
-    jump = one_load.LoadCosts.jump
-    monkeypatch.setattr(one_load.LoadCosts, "jump", lambda load, _: jump(load, math.log(4)))
-
-
-def test_the_best_k_is_found_on_a_machine_that_others_use_too(monkeypatch):
-    found = on_a_shared_machine()
-    assert found >= 0.99
-    # The control: what one step takes is held to say nothing of the next one, and jumps of the
-    # machine to be in part the K's.
-    monkeypatch.setattr(StepNoise, "drift", 0.0)
-    doubt_costs_in_every_jump(monkeypatch)
-    assert on_a_shared_machine() < found - 0.01
-
-
 def where_the_context_matters() -> float:
     """Worth of the best K's where short and long contexts come by turns. Each row attends by
     itself, so that 16 requests of 64 tokens should draft and 16 of 768 should not."""
@@ -192,23 +163,6 @@ def test_what_steps_cost_with_short_contexts_says_little_of_long_ones(monkeypatc
     # The control: both are one load.
     monkeypatch.setattr(every_load, "CONTEXT_RATIO", 16.0)
     assert where_the_context_matters() < apart - 0.005
-
-
-def ratio_behind_pauses() -> float:
-    """Of the costs of 3 and of 2 drafts, which are equal, where the machine is four times as slow
-    for the last three of some steps with 3."""
-    costs = every_load.Costs()
-    for drafts, seconds in [(2, 1.0)] * 30 + [(3, 1.0)] * 30 + [(3, 4.0)] * 3 + [(2, 1.0)] * 12:
-        costs.record(1, 100.0, drafts, seconds)
-    load = costs.of(1, 100.0)
-    return load.seconds((3, 3)) / load.seconds((2, 2))
-
-
-def test_pauses_amid_steps_of_one_k_are_not_its_cost(monkeypatch):
-    assert ratio_behind_pauses() == pytest.approx(1, abs=0.1)
-    # The control: of each jump of the machine a share may be the K's.
-    doubt_costs_in_every_jump(monkeypatch)
-    assert ratio_behind_pauses() > 1.5
 
 
 def test_a_server_that_never_drafts_is_as_good_as_plain():

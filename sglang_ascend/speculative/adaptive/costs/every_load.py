@@ -9,6 +9,7 @@ import numpy as np
 
 from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
 from sglang_ascend.speculative.adaptive.costs.one_load import Kind, LoadCosts
+from sglang_ascend.speculative.adaptive.costs.run import JUMP, Run
 
 # Loads are batches, and contexts, that do not differ by more than these factors.
 BATCH_RATIO, CONTEXT_RATIO = 1.3, 4.0
@@ -26,10 +27,6 @@ PRIOR_WEIGHT, PRIOR_SECONDS = 0.01, 0.01
 # lookups, which are to be tried.
 GUESS, GUESS_BY_KIND, DOUBLING = 0.1, 0.2, 0.4
 WORST_GUESS, WORST_OF_LOOKUPS = 0.7, 1.0
-# A step is a surprise if it is off its cost by more than these. It is left out, for the machine
-# paused, which any K may meet; so many, one behind the other, say that the machine has become
-# slower or faster.
-SURPRISE, JUMP, SURPRISES = 4.0, math.log(1.3), 3
 
 Load = tuple[int, int]  # numbers of the batch size's bucket and the context's
 
@@ -46,9 +43,7 @@ class Costs:
         self._loads: dict[Load, LoadCosts] = {}
         self._noise = StepNoise()
         self.num_steps = 0  # so far, whether they were recorded or not
-        self._surprises = 0  # one behind the other, of steps that took longer; below 0: shorter
-        self._run: tuple[LoadCosts, Kind] | None = None  # of steps of one kind, now
-        self._has_usual = False  # whether one of the run was no surprise
+        self._run: Run | None = None  # now
         self._model: np.ndarray | None = None
 
     def record(
@@ -72,33 +67,25 @@ class Costs:
                 return
             if math.log(seconds / first) > JUMP:
                 seconds = first
-        run = here, kind
-        self._noise.record(run, math.log(seconds))
-        if self._run != run:
-            self._run, self._has_usual = run, False
+        self._noise.record((here, kind), math.log(seconds))
+        run = self._run_of(here, kind)
         here.drift(self.num_steps, self._noise.drift)
         innovation = math.log(seconds) - here.mean[i]
-        if here.num_steps[i] and self._is_left_out(here, i, innovation):
+        if here.num_steps[i] and run.leaves_out(innovation, here.variance(i) + self._noise.own):
             return
-        here.observe(i, innovation, self._noise.own)
+        here.observe(kind, innovation, self._noise.own)
         if here.num_steps[i] in (1, 4):
             self._model = None  # what it was fitted to has changed
             here.guess_lookups_anew()
 
-    def _is_left_out(self, here: LoadCosts, i: int, innovation: float) -> bool:
-        """Whether a step of kind number ``i`` says nothing, so far off its cost as it is."""
-        deviation = math.sqrt(here.variance(i) + self._noise.own)
-        if abs(innovation) <= max(JUMP, SURPRISE * deviation):
-            self._surprises, self._has_usual = 0, True
-            return False
-        sign = 1 if innovation > 0 else -1
-        self._surprises = sign * max(0, sign * self._surprises) + sign
-        if abs(self._surprises) < SURPRISES:
-            return True
-        # Slower amid steps of one kind: pauses. Faster: all was learnt beside what slowed it.
-        here.jump(0.0 if self._has_usual and innovation > 0 else innovation)
-        self._surprises = 0
-        return False
+    def _run_of(self, here: LoadCosts, kind: Kind) -> Run:
+        before = self._run
+        if before is not None and (before.load, before.kind) == (here, kind):
+            return before
+        if before is not None and not before.is_quiet:
+            here.jump(0.0)
+        self._run = Run(here, kind)
+        return self._run
 
     @property
     def loads(self) -> Iterable[LoadCosts]:

@@ -9,7 +9,7 @@ import numpy as np
 
 # All are of logarithms, and standard deviations. What the guesses of a load are off by together.
 LEVEL = 2.0
-# What costs change by from step to step, each by itself. Of a change of the machine, a share.
+# What costs change by from step to step, each by itself. Of a jump that is in doubt, a share.
 ALONE, ALONE_IN_JUMP = 0.0005, 0.3
 # Deviations below its estimate that a cost may well be.
 HOPE = 1.0
@@ -33,13 +33,18 @@ class LoadCosts:
         self.kinds: dict[Kind, int] = {}
         self.num_steps: list[int] = []  # that were timed, of each kind
         self.first: dict[Kind, float] = {}  # seconds of a kind's first step, until its second
+        self.fastest: dict[Kind, float] = {}  # least log seconds that were ever believed, of timed
+        self.suspects = set[Kind]()  # whose last run began with a jump
         self.mean = np.zeros(0)
         # The covariance of ``mean`` is _known + _together + _alone I: a drift is of two numbers.
         self._known, self._together, self._alone = np.zeros((0, 0)), LEVEL**2, 0.0
 
-    def seconds(self, kind: Kind) -> float:
+    def log_seconds(self, kind: Kind) -> float:
         i = self.number(kind)
-        return math.exp(self.mean[i])
+        return self.mean[i]
+
+    def seconds(self, kind: Kind) -> float:
+        return math.exp(self.log_seconds(kind))
 
     def hopeful_seconds(self, kind: Kind) -> float:
         """As little as it may well be, so that a kind of step that may be good is tried."""
@@ -101,6 +106,7 @@ class LoadCosts:
         known = np.zeros((n + 1, n + 1))
         known[:n, :n], known[n, n] = self._known, deviation**2
         self._append(kind, math.log(seconds), known, num_steps)
+        self.fastest[kind] = math.log(seconds)
 
     def guess_lookups_anew(self) -> None:
         """Those that were not timed, when they are asked for, by what is known now."""
@@ -118,17 +124,19 @@ class LoadCosts:
         self._together += min(together * passed, LEVEL**2)
         self._alone += ALONE**2 * passed
 
-    def jump(self, innovation: float) -> None:
+    def jump(self, doubtful: float) -> None:
         """The machine has become slower or faster, and each cost by itself by a share of
-        ``innovation``."""
+        ``doubtful``, a logarithm."""
         self._together += LEVEL**2
-        self._alone += (ALONE_IN_JUMP * innovation) ** 2
+        self._alone += (ALONE_IN_JUMP * doubtful) ** 2
 
-    def observe(self, i: int, innovation: float, noise: float) -> None:
-        """A step of kind number ``i`` took so much more than its cost; ``noise`` is a variance."""
+    def observe(self, kind: Kind, innovation: float, noise: float) -> None:
+        """A step took so much more than its cost; ``noise`` is a variance."""
+        i = self.number(kind)
         row = self._known[i] + self._together
         row[i] += self._alone
         gain = row / (row[i] + noise)
         self.mean = self.mean + gain * innovation
         self._known = self._known - gain[:, None] * row
         self.num_steps[i] += 1
+        self.fastest[kind] = min(self.fastest.get(kind, math.inf), self.mean[i])
