@@ -42,35 +42,40 @@ def doubt_no_jump(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "controls"),
+    ("steps", "controls", "off"),
     [
         pytest.param(
             [*BOTH, *[(3, 4.0)] * 3, *[(2, 1.0)] * 12],
             [doubt_every_jump, trust_every_end],
+            1.5,
             id="amid steps of one K, and over as the other comes",
         ),
         pytest.param(
             [*NOISY, *[(3, 4.0)] * 3, *[(3, 1.0)] * 6, *[(2, 1.2)] * 6],
             [doubt_what_becomes_faster],
+            1.15,
             id="amid steps of one K, which goes on",
         ),
         pytest.param(
             [*BOTH, *[(2, 4.0)] * 6, *[(3, 1.0)] * 12],
             [doubt_every_jump],
+            1.5,
             id="for as long as a K runs",
         ),
         pytest.param(
             [*[(2, 1.0)] * 30, *[(2, 4.0)] * 4, *[(3, 1.0)] * 6],
             [trust_every_end],
+            1.5,
             id="over as a K comes for the first time",
         ),
     ],
 )
-def test_a_pause_is_not_the_cost_of_a_k(monkeypatch, steps: Steps, controls):
+def test_a_pause_is_not_the_cost_of_a_k(monkeypatch, steps: Steps, controls, off: float):
+    """With ``controls`` the ratio is believed to be off by so much at least."""
     assert ratio(steps) == pytest.approx(1, abs=0.1)
     for control in controls:
         control(monkeypatch)
-    assert abs(math.log(ratio(steps))) > 0.15
+    assert abs(math.log(ratio(steps))) > math.log(off)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ class Recorded(Machine):
 
     def __init__(self, load: dict, rng: random.Random, pauses: bool) -> None:
         super().__init__(rates=RATES)
-        self.ms, self.pauses, self._paused = load["ms"], pauses, 0
+        self.ms, self.pauses = load["ms"], pauses
+        self._paused, self._slower = 0, 1.0  # steps that are left of a pause, and its times
         self.noise = RECORDED["log_noise_percent"][str(load["batch"])]
         self._next = rng.randrange(len(self.noise))
 

@@ -67,10 +67,10 @@ class Costs:
                 return
             if math.log(seconds / first) > JUMP:
                 seconds = first
-        self._noise.record((here, kind), math.log(seconds))
-        run = self._run_of(here, kind)
+        run, log_seconds = self._run_of(here, kind), math.log(seconds)
+        self._noise.record(run, log_seconds)
         here.drift(self.num_steps, self._noise.drift)
-        innovation = math.log(seconds) - here.mean[i]
+        innovation = log_seconds - here.mean[i]
         if here.num_steps[i] and run.leaves_out(innovation, here.variance(i) + self._noise.own):
             return
         here.observe(kind, innovation, self._noise.own)
