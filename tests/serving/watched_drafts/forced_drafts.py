@@ -1,7 +1,7 @@
 """The K of every step of an adaptive server is given, and what each step verifies is written down.
 
 $FORCED_DRAFTS is "random", "apart" (each process draws by itself), or the K of step 1, 2, ...,
-which begins again at its end. With $ACCEPTANCE each process appends to a file of its own there, for
+which begins again at its end; then prompts have each of these K in turn. With $ACCEPTANCE each process appends to a file of its own there, for
 each request and step, the request's id, its tokens in the cache before it, the drafts of its chain,
 and the chain's length with the repetitions at its end (which record_lookups does where lookups are
 on); to another one the K that it chose.
@@ -22,7 +22,32 @@ from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 GIVEN = os.environ["FORCED_DRAFTS"]
 # Processes may be forked with this module in them.
 rng = random.SystemRandom() if GIVEN == "apart" else random.Random(11)
-schedule = cycle([] if GIVEN in ("random", "apart") else map(int, GIVEN.split(",")))
+of_steps = [] if GIVEN in ("random", "apart") else [int(k) for k in GIVEN.split(",")]
+schedule = cycle(of_steps)
+
+
+class OfPrompts:
+    """K of the chains behind prompts that come between two steps, another one each time: they may
+    come behind the same few of the scheduled steps always."""
+
+    def __init__(self) -> None:
+        self._turns = cycle(sorted(set(of_steps)))
+        self._now = next(self._turns, None)
+        self._came = False
+
+    def prefill(self, original: Any, adaptive: Any, *args: Any) -> Any:
+        """Around ``AdaptiveSteps.prefill``."""
+        self._came = True
+        return original(adaptive, *args)
+
+    def before_step(self, chosen: int) -> int:
+        """What prompts have that come behind a step of ``chosen`` drafts."""
+        if self._came:
+            self._now, self._came = next(self._turns, None), False
+        return chosen if self._now is None else self._now
+
+
+of_prompts = OfPrompts()
 
 
 def choose(drafts: AdaptiveDrafts, *args: Any) -> int:
@@ -30,7 +55,7 @@ def choose(drafts: AdaptiveDrafts, *args: Any) -> int:
     if chosen is None:
         chosen = rng.randint(0, drafts.max_drafts)
     # A prompt that comes next is skipped where this is 0.
-    drafts.in_force = chosen
+    drafts.in_force = of_prompts.before_step(chosen)
     if "ACCEPTANCE" in os.environ:
         write("chosen", f"{chosen}\n")
     return chosen
@@ -53,6 +78,7 @@ def write(kind: str, line: str) -> None:
 
 def install() -> None:
     AdaptiveDrafts.choose = choose
+    steps = "sglang_ascend.plugin.mtp.adaptive.steps.AdaptiveSteps"
+    HookRegistry.register(f"{steps}.prefill", of_prompts.prefill, HookType.AROUND)
     if "ACCEPTANCE" in os.environ and "record_lookups" not in os.environ["BENCHMARK_PARTS"]:
-        target = "sglang_ascend.plugin.mtp.adaptive.steps.AdaptiveSteps.begin"
-        HookRegistry.register(target, begin, HookType.AROUND)
+        HookRegistry.register(f"{steps}.begin", begin, HookType.AROUND)
