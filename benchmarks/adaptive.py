@@ -195,14 +195,18 @@ def main(
     For each context length the batch grows and shrinks again (1, 8, 32, 128, 32, ...). All have
     their turns on the same requests: for 8 steps a server without speculation, and of another one
     each fixed K, for 32 its own choice. A rate is of decode steps; prompts are not in it. A step
-    that takes three times what others of its kind do counts as three.
+    that takes three times what others of its kind do counts as three. Steps with the same K emit
+    and take the same, whoever chose it, but for the time of choosing: else luck with the text, and
+    with the machine, would be in the rates.
 
     JSON: `machine`, `commit`, `model`, `max_new_tokens` and `points`, in the order of the run. Each
     has `context`, `batch`, `cycles` in which all had a turn, `mean_context` and `tok_s` of each,
-    `best`, the fastest but for the adaptive one, `over_best` and `over_plain` (the adaptive
-    server's `ratio`, and its 95 % interval by cycles from `low` to `high`), `speedups` of K = 0, 1,
-    ... over K = 0 as they were measured and `predicted`, as the adaptive server held them at the
-    starts of its turns, on average, and `prediction_error` (the largest, as a share).
+    `own_tokens` and `own_seconds` (what its steps emitted and took by themselves, over what all
+    steps with their K do), `best`, the fastest but for the adaptive one, `over_best` and
+    `over_plain` (the adaptive server's `ratio`, and its 95 % interval by cycles from `low` to
+    `high`), `speedups` of K = 0, 1, ... over K = 0 as they were measured and `predicted`, as the
+    adaptive server held them at the starts of its turns, on average, and `prediction_error` (the
+    largest, as a share).
     """
     folder, sizes = model_folder(model), batches or [1, 8, 32, 128]
     tokenizer = AutoTokenizer.from_pretrained(folder)

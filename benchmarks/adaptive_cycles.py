@@ -1,9 +1,14 @@
 """Rates of policies that took turns of steps, on a machine whose speed wanders.
 
-The log time of a step is that of its kind (policy, K, and whether K has just changed), plus a
-random walk that the machine takes from step to step, plus noise of its own. So kinds are compared
-by generalised least squares, which weighs steps near to each other most. By how much the machine
-walks decides weights only; intervals come from the cycles.
+The log time of a step is that of its kind (how many drafts it verified, and how many it drafted),
+plus a random walk that the machine takes from step to step, plus noise of its own. So kinds are
+compared by generalised least squares, which weighs steps near to each other most. By how much the
+machine walks decides weights only; intervals come from the cycles.
+
+Who chose K changes neither what its step takes, but for the time of choosing, which is measured by
+itself, nor how many drafts are kept, which is the text's. So kinds, and acceptance, are those of
+the steps of all policies: by their own few steps alone one would have had the luckier text, or the
+faster moments. Whether that is so is told too.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.turn_state import PLAIN
 from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
 
 # A step that takes so many times what others of its kind do met a pause of the machine.
@@ -27,7 +33,7 @@ RANK = 1e-9
 
 Array = NDArray[np.float64]
 Step = Mapping[str, Any]
-Kind = tuple[str, int | None, bool]
+Kind = tuple[str, int, int]  # a policy, drafts that are verified, drafts that are drafted
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,11 @@ class Cycles:
     information: Array  # [cycles, kinds, kinds], of the log times of the kinds
     score: Array  # [cycles, kinds]: information times the log times that fit best
     steps: Array  # [cycles, kinds]
-    tokens: Array  # [cycles, names]
+    choosing: Array  # [cycles, names], seconds, which are in no step's time
+    chains: Array  # [cycles, names, K + 1]: chains of 0, 1, ... drafts that were verified
+    kept: Array  # [cycles, K + 1]: chains whose drafts 1 to j were kept, and with j = 0 all
+    judged: Array  # [cycles, K + 1]: those whose drafts 1 to j - 1 were, of j drafts or more
+    tokens: Array  # [cycles, names], that were emitted
     seconds: Array  # [cycles]
 
     @property
@@ -50,26 +60,52 @@ class Cycles:
 
     def rates(self, weights: Array) -> Array:
         """Tokens/s ``[draws, names]`` of so much of each cycle, ``weights [draws, cycles]``."""
-        information = np.einsum("dc,cij->dij", weights, self.information)
+        seconds = self._seconds(weights, self._alike()) + weights @ self.choosing
+        return self.expected_tokens(weights) / seconds
+
+    def own_seconds(self, weights: Array) -> Array:
+        """``[draws, names]``: what the steps of each policy took, by its own steps alone, over what
+        ``rates`` take it for."""
+        each = np.eye(len(self.kinds))
+        return self._seconds(weights, each) / self._seconds(weights, self._alike())
+
+    def _alike(self) -> Array:
+        """[kinds, others]: steps of the server with drafts are alike whoever chose."""
+        kinds = [(name == PLAIN, *lengths) for name, *lengths in self.kinds]
+        return np.array([[kind == other for other in sorted(set(kinds))] for kind in kinds], float)
+
+    def _seconds(self, weights: Array, alike: Array) -> Array:
+        """``[draws, names]`` at the mean speed of the machine; ``alike`` [kinds, others] says which
+        kinds take the same time."""
+        information = np.einsum("dc,cij,ia,jb->dab", weights, self.information, alike, alike)
         inverse = np.linalg.pinv(information, rcond=RANK, hermitian=True)
-        costs = np.exp(np.einsum("dij,dj->di", inverse, weights @ self.score))
-        times = (weights @ self.steps) * costs
-        # At the mean speed of the machine.
+        costs = np.exp(np.einsum("dab,db->da", inverse, weights @ self.score @ alike))
+        times = (weights @ self.steps) * (costs @ alike.T)
         times *= (weights @ self.seconds / times.sum(1))[:, None]
         of_name = np.array([[name == kind[0] for name in self.names] for kind in self.kinds])
-        return (weights @ self.tokens) / (times @ of_name)
+        return times @ of_name
+
+    def expected_tokens(self, weights: Array) -> Array:
+        """``[draws, names]``, of the chains of each policy: E(K) = 1 + a_1 + a_1 a_2 + ..., with
+        the acceptance of all."""
+        kept, judged = weights @ self.kept, weights @ self.judged
+        rates = np.divide(kept, judged, out=np.zeros_like(kept), where=judged > 0)
+        of_chain = np.cumprod(rates, axis=1).cumsum(1)
+        return np.einsum("dc,cnk,dk->dn", weights, self.chains, of_chain)
 
 
 def cycles_of(steps: Sequence[Step]) -> Cycles:
     """Those in which every policy had a turn, of steps in the order of time.
 
-    A step has ``name``, ``drafts`` but for the plain server's, ``run`` and ``cycle`` it is of,
-    ``tokens`` and ``seconds``.
+    A step has ``name``, ``run`` and ``cycle`` it is of, ``requests``, how many drafts each one's
+    ``chain`` had, by how many requests 1, 2, ... of them were ``kept``, the ``drafts`` of the next
+    chain, ``seconds``, and those of them for ``choosing``.
     """
-    kinds_of_steps = _kinds(steps)
+    kinds_of_steps = [(step["name"], step["chain"], step["drafts"]) for step in steps]
     log_times = _log_times(steps, kinds_of_steps)
     own, drift = _noise(kinds_of_steps, log_times)
-    names, kinds = sorted({step["name"] for step in steps}), sorted(set(kinds_of_steps), key=str)
+    names, kinds = sorted({step["name"] for step in steps}), sorted(set(kinds_of_steps))
+    longest = max(step["chain"] for step in steps)
     cycles: dict[int, list[int]] = defaultdict(list)
     for i, step in enumerate(steps):
         cycles[step["cycle"]].append(i)
@@ -84,45 +120,44 @@ def cycles_of(steps: Sequence[Step]) -> Cycles:
             precision = _precision([steps[i]["name"] for i in run], own, drift)
             information += is_kind.T @ precision @ is_kind
             score += is_kind.T @ precision @ log_times[run]
-        done, tokens = Counter(kinds_of_steps[i] for i in cycle), Counter[str]()
-        for i in cycle:
-            tokens[steps[i]["name"]] += steps[i]["tokens"]
+        done = Counter(kinds_of_steps[i] for i in cycle)
         rows.append(
             (
                 information,
                 score,
                 np.array([done[kind] for kind in kinds], float),
-                np.array([tokens[name] for name in names], float),
+                *_of_names([steps[i] for i in cycle], names, longest),
                 np.exp(log_times[cycle]).sum(),
             )
         )
     return Cycles(kinds, *(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def _kinds(steps: Sequence[Step]) -> list[Kind]:
-    """A step whose K is not that of the step before catches up, or verifies another length."""
-    befores = [None, *steps]
-    return [
-        (
-            step["name"],
-            step.get("drafts"),
-            before is not None
-            and before["name"] == step["name"]
-            and before.get("drafts") != step.get("drafts"),
-        )
-        for before, step in zip(befores, steps, strict=False)
-    ]
+def _of_names(steps: Sequence[Step], names: list[str], longest: int) -> tuple[Array, ...]:
+    """``choosing``, ``chains``, ``kept``, ``judged`` and ``tokens`` of a cycle."""
+    choosing, tokens = np.zeros(len(names)), np.zeros(len(names))
+    chains = np.zeros((len(names), longest + 1))
+    kept, judged = np.zeros(longest + 1), np.zeros(longest + 1)
+    for step in steps:
+        name, length, requests = names.index(step["name"]), step["chain"], step["requests"]
+        # A chain whose end is repeated may keep more than were drafted.
+        of_drafts = [requests, *step["kept"][:length]]
+        choosing[name] += step["choosing"]
+        chains[name, length] += requests
+        tokens[name] += requests + sum(step["kept"])
+        kept[: length + 1] += of_drafts
+        judged[: length + 1] += [requests, *of_drafts[:-1]]
+    return choosing, chains, kept, judged, tokens
 
 
 def _log_times(steps: Sequence[Step], kinds: Sequence[Kind]) -> Array:
-    """Logarithms of seconds, of a pause those of ``PAUSE`` steps."""
+    """Logarithms of seconds but for choosing, of a pause those of ``PAUSE`` steps."""
+    times = [step["seconds"] - step["choosing"] for step in steps]
     of_kind: dict[Kind, list[float]] = defaultdict(list)
-    for step, kind in zip(steps, kinds, strict=True):
-        of_kind[kind].append(step["seconds"])
+    for seconds, kind in zip(times, kinds, strict=True):
+        of_kind[kind].append(seconds)
     most = {kind: PAUSE * statistics.median(seconds) for kind, seconds in of_kind.items()}
-    return np.log(
-        [min(step["seconds"], most[kind]) for step, kind in zip(steps, kinds, strict=True)]
-    )
+    return np.log([min(time, most[kind]) for time, kind in zip(times, kinds, strict=True)])
 
 
 def _noise(kinds: Sequence[Kind], log_times: Array) -> tuple[float, float]:

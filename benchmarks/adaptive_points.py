@@ -51,10 +51,24 @@ class Point:
         """K = 0, 1, ..."""
         return [name for name in self.others if name != PLAIN]
 
+    @property
+    def own_tokens(self) -> dict[str, float]:
+        """Of each policy: what its steps emitted over what ``rates`` count them as."""
+        (expected,) = self.cycles.expected_tokens(np.ones((1, len(self.cycles))))
+        return self._by_name(np.asarray(self.cycles.tokens.sum(0) / expected, float))
+
+    @property
+    def own_seconds(self) -> dict[str, float]:
+        """Of each policy: what its steps took by themselves over what ``rates`` take them for."""
+        return self._by_name(self.cycles.own_seconds(np.ones((1, len(self.cycles))))[0])
+
+    def _by_name(self, values: Array) -> dict[str, float]:
+        return dict(zip(self.cycles.names, map(float, values), strict=True))
+
     @cached_property
     def rates(self) -> dict[str, float]:
         (rates,) = self.cycles.rates(np.ones((1, len(self.cycles))))
-        by_name = dict(zip(self.cycles.names, map(float, rates), strict=True))
+        by_name = self._by_name(rates)
         return {name: by_name[name] for name in [PLAIN, *self.fixed, ADAPTIVE]}
 
     def over(self, other: str) -> dict[str, float]:
@@ -74,7 +88,7 @@ class Point:
         interval by cycles: the geometric mean, where more than one is named."""
         count = len(self.cycles)
         drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), DRAWS)
-        weights = np.concatenate((np.ones((1, count)), drawn))
+        weights = np.concatenate((np.ones((1, count)), drawn), dtype=np.float64)
         logarithm = np.zeros(len(weights))
         for name in set(others):
             is_named = np.array([other == name for other in others])
@@ -101,6 +115,8 @@ class Point:
             "cycles": len(self.cycles),
             "mean_context": self.contexts,
             "tok_s": self.rates,
+            "own_tokens": self.own_tokens,
+            "own_seconds": self.own_seconds,
             "best": max(self.others, key=self.rates.__getitem__),
             "over_best": self.over_best(),
             "over_plain": self.over(PLAIN),

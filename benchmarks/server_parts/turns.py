@@ -58,20 +58,25 @@ def context_of(batch: Any) -> int:
     return batch.reqs[0].kv.kv_committed_len
 
 
+def facts_of(batch: Any) -> dict[str, int]:
+    return {"requests": len(batch.reqs), "context": context_of(batch)}
+
+
 class Step:
-    """A line of the file, once its time and its tokens are known."""
+    """A line of the file, once its time and the drafts that it kept are known."""
 
     def __init__(self, out: TextIO, policy: Any, counts: bool, **known: Any) -> None:
         self._out, self.policy, self._counts, self._known = out, policy, counts, known
         self.begun = time.perf_counter()
+        self.choosing = 0.0  # seconds
 
     def tell(self, **known: Any) -> None:
         self._known |= known
-        if self._counts and {"seconds", "tokens"} <= self._known.keys():
+        if self._counts and {"seconds", "kept"} <= self._known.keys():
             self._out.write(json.dumps({"begun": self.begun, **self._known}) + "\n")
 
     def end(self) -> None:
-        self.tell(seconds=time.perf_counter() - self.begun)
+        self.tell(seconds=time.perf_counter() - self.begun, choosing=self.choosing)
 
 
 class DraftTurns:
@@ -117,9 +122,12 @@ class DraftTurns:
             if not self.state.is_alone:
                 adaptive._timed = None
         self.left -= in_turn
-        known = {"name": self.name, "cycle": self.state.cycle, "context": context_of(batch)}
+        known = {"name": self.name, "cycle": self.state.cycle, "chain": adaptive.in_chains}
+        known |= facts_of(batch)
         step = Step(self.out, adaptive.policy, in_turn and not first, **known)
+        begun = time.perf_counter()
         verified, drafted = original(adaptive, batch, *args)
+        step.choosing += time.perf_counter() - begun
         step.tell(drafts=drafted)
         self.last = step
         self.unsettled.append(len(batch.reqs), step)
@@ -160,12 +168,15 @@ class DraftTurns:
         step = self.unsettled.settle(len(accepted))
         if step is None:
             return original(adaptive, accepted, *args)
-        step.tell(tokens=sum(accepted) + len(accepted))
-        now, adaptive.policy = adaptive.policy, step.policy
+        drafts = range(1, step.policy.max_drafts + 1)
+        step.tell(kept=[sum(n >= draft for n in accepted) for draft in drafts])
+        now, adaptive.policy, begun = adaptive.policy, step.policy, time.perf_counter()
         try:
             return original(adaptive, accepted, *args)
         finally:
             adaptive.policy = now
+            if self.last is not None:
+                self.last.choosing += time.perf_counter() - begun
 
 
 class PlainTurns:
@@ -193,8 +204,8 @@ class PlainTurns:
             self.left = STEPS_OF_A_TURN + 1
         self.left -= in_turn
         if in_turn and not first:
-            known = {"name": PLAIN, "cycle": self.state.cycle, "context": context_of(batch)}
-            self.last = Step(self.out, None, True, **known, tokens=len(batch.reqs))
+            known = {"name": PLAIN, "cycle": self.state.cycle, "chain": 0, "kept": [], "drafts": 0}
+            self.last = Step(self.out, None, True, **known, **facts_of(batch))
         return original(scheduler, batch, *args)
 
 

@@ -21,22 +21,29 @@ NAMES = list(SECONDS)
 
 
 def step(name: str, cycle: int, tokens: float, seconds: float, **known: Any) -> dict[str, Any]:
-    return {"name": name, "run": 0, "cycle": cycle, "tokens": tokens, "seconds": seconds, **known}
+    """By default of as many requests, which emit a token each, and chosen in no time."""
+    chain = {"requests": tokens, "chain": 0, "kept": [], "drafts": 0}
+    times = {"seconds": seconds, "choosing": 0.0}
+    return {"name": name, "run": 0, "cycle": cycle, **times, **chain, **known}
+
+
+def none_kept(chain: int, drafts: int) -> dict[str, Any]:
+    return {"chain": chain, "drafts": drafts, "kept": [0] * chain}
 
 
 def wandering(
     seconds: Mapping[str, float], cycles: int, seed: int, drift: float = 0.07, noise: float = 0.05
 ) -> list[dict[str, Any]]:
-    """Turns of eight steps of one token, in random order, on a machine whose speed wanders (by
-    0.35 about its mean, of logarithms, and 0.07 from a step to the next)."""
+    """Turns of eight steps of one token and a K of its own, in random order, on a machine whose
+    speed wanders (by 0.35 about its mean, of logarithms, and 0.07 from a step to the next)."""
     rng = random.Random(seed)
     steps, slowness = [], 0.0
     for cycle in range(cycles):
-        for name in rng.sample(list(seconds), len(seconds)):
+        for k, name in rng.sample(list(enumerate(seconds)), len(seconds)):
             for i in range(9):
                 slowness = 0.98 * slowness + rng.gauss(0, drift)
                 time = seconds[name] * math.exp(slowness + rng.gauss(0, noise))
-                steps += [step(name, cycle, 1, time)] * (i > 0)
+                steps += [step(name, cycle, 1, time, **none_kept(k, k))] * (i > 0)
     return steps
 
 
@@ -100,8 +107,10 @@ def test_a_dear_step_of_its_own_choice_is_not_taken_for_the_machines():
     for cycle in range(20):
         for name in ("plain", "adaptive"):
             for i in range(8):
-                drafts, is_dear = (None, False) if name == "plain" else (int(i >= 4), i == 4)
-                steps.append(step(name, cycle, 1, 0.04 if is_dear else 0.01, drafts=drafts))
+                lengths, is_dear = (0, 0), False
+                if name == "adaptive":
+                    lengths, is_dear = (int(i > 4), int(i >= 4)), i == 4
+                steps.append(step(name, cycle, 1, 0.04 if is_dear else 0.01, **none_kept(*lengths)))
     rates = rates_of(cycles_of(steps))
     assert rates["plain"] / rates["adaptive"] == pytest.approx((7 + 4) / 8)
 
@@ -117,6 +126,80 @@ def test_the_fastest_other_one_is_chosen_by_other_cycles_than_it_is_compared_in(
         over_luckiest.append(point.rates["adaptive"] / max(others))
     assert statistics.mean(ratios) == pytest.approx(1.0, abs=0.06)
     assert statistics.mean(over_luckiest) < 0.93
+
+
+def texts(cycles: int, seed: int, acceptance: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Turns of eight steps of one request, each of the same time and of a chain of two drafts."""
+    rng = random.Random(seed)
+    steps = []
+    for cycle in range(cycles):
+        for name, rate in acceptance.items():
+            for _ in range(8):
+                first, second = rng.random() < rate, rng.random() < rate
+                kept = {"chain": 2, "kept": [int(first), int(first and second)]}
+                steps.append(step(name, cycle, 1, 0.01, drafts=2, **kept))
+    return steps
+
+
+def test_luck_with_the_text_is_in_no_ratio():
+    """Of policies with the same K, which had different steps. Control: by their own tokens."""
+    errors, of_own_tokens = [], []
+    for seed in range(20):
+        cycles = cycles_of(texts(6, seed, {"K = 2": 0.7, "adaptive": 0.7}))
+        rates, tokens = rates_of(cycles), cycles.tokens.sum(0)
+        errors.append(abs(math.log(rates["adaptive"] / rates["K = 2"])))
+        of_own_tokens.append(abs(math.log(tokens[1] / tokens[0])))
+    assert max(errors) < 1e-6
+    assert statistics.mean(of_own_tokens) > 0.04
+
+
+def test_luck_with_the_machine_is_in_no_ratio():
+    """Of policies with the same K, of the same speed. Control: by their own steps."""
+    errors, of_own_steps = [], []
+    for seed in range(20):
+        steps = wandering({"K = 2": 0.01, "adaptive": 0.01}, 6, seed)
+        cycles = cycles_of([{**of, **none_kept(2, 2)} for of in steps])
+        rates, own = rates_of(cycles), Point(64, 1, cycles, None, {}).own_seconds
+        errors.append(abs(math.log(rates["adaptive"] / rates["K = 2"])))
+        of_own_steps.append(abs(math.log(own["adaptive"] / own["K = 2"])))
+    assert max(errors) < 1e-6
+    assert statistics.mean(of_own_steps) > 0.01
+
+
+def test_the_time_of_choosing_is_in_a_policy_s_rate_alone():
+    steps = [
+        step(name, cycle, 1, 0.01 + choosing, choosing=choosing)
+        for cycle in range(5)
+        for name, choosing in (("K = 0", 0.0), ("adaptive", 0.001))
+    ]
+    cycles = cycles_of(steps)
+    assert rates_of(cycles) == {"K = 0": pytest.approx(100), "adaptive": pytest.approx(100 / 1.1)}
+    assert Point(64, 1, cycles, None, {}).own_seconds["adaptive"] == pytest.approx(1.0)
+
+
+def test_a_policy_whose_steps_take_longer_than_others_of_the_same_k_is_told():
+    """For its rate counts them as fast as the others'."""
+    steps = wandering({"K = 0": 0.01, "adaptive": 0.012}, 60, 0)
+    told = Point(64, 1, cycles_of([{**of, **none_kept(0, 0)} for of in steps]), None, {})
+    assert told.own_seconds["adaptive"] == pytest.approx(12 / 11, rel=0.02)
+
+
+def test_a_policy_whose_drafts_are_kept_less_often_is_told():
+    """For its rate counts them as kept as often as the others'."""
+    steps = texts(200, 0, {"K = 1": 0.7, "K = 2": 0.7, "adaptive": 0.4})
+    told = Point(64, 1, cycles_of(steps), None, {}).own_tokens
+    assert told["adaptive"] < 0.85 and told["K = 2"] > 1.05
+
+
+def test_expected_tokens_are_those_of_each_chain_s_length():
+    steps = texts(400, 0, {"K = 2": 0.5})
+    shorter = [
+        {**of, "name": "K = 1", "chain": 1, "kept": of["kept"][:1], "drafts": 1} for of in steps
+    ]
+    plain = [step("plain", of["cycle"], 1, 0.01) for of in steps]
+    rates = rates_of(cycles_of([*plain, *shorter, *steps]))
+    found = [rates[name] / rates["plain"] for name in ("K = 1", "K = 2")]
+    assert found == [pytest.approx(1.5, rel=0.02), pytest.approx(1.75, rel=0.02)]
 
 
 def test_a_rate_is_of_whole_cycles_and_a_pause_counts_as_few_steps():
