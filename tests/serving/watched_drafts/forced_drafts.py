@@ -1,10 +1,10 @@
 """The K of every step of an adaptive server is given, and what each step verifies is written down.
 
 $FORCED_DRAFTS is "random", "apart" (each process draws by itself), or the K of step 1, 2, ...,
-which begins again at its end; then prompts have each of these K in turn. With $ACCEPTANCE each process appends to a file of its own there, for
-each request and step, the request's id, its tokens in the cache before it, the drafts of its chain,
-and the chain's length with the repetitions at its end (which record_lookups does where lookups are
-on); to another one the K that it chose.
+which begins again at its end; then prompts have each of these K in turn. With $ACCEPTANCE each
+process appends to a file of its own there, for each request and step, the request's id, its tokens
+in the cache before it, the drafts of its chain, and the chain's length with the repetitions at its
+end (which record_lookups does where lookups are on); to another one the K that it chose.
 """
 
 from __future__ import annotations
