@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,3 +67,25 @@ def test_what_a_grammar_ends_is_left_to_sglang(tokenizer):
     assert not ends(request, [20], 2)
     request.grammar = object()
     assert not ends(request, [STOP_TOKEN], 3)
+
+
+def step_of(request, seq_len: int):
+    return SimpleNamespace(
+        reqs=[request],
+        seq_lens=torch.tensor([seq_len]),
+        return_logprob=False,
+        return_hidden_states=False,
+    )
+
+
+def test_a_request_that_comes_back_from_a_retraction_is_stepped_again(tokenizer):
+    """Its last step's result was dropped. Control: the step behind that one is left out."""
+    from sglang_ascend.plugin.mtp.batch_sampling import EndedRequests
+    from sglang_ascend.speculative.step import StepResult
+
+    request, ended = request_of(tokenizer, 8, True, None, [20] * 6), EndedRequests()
+    emitted = torch.tensor([[20, 20]])
+    lens = torch.tensor([2], dtype=torch.int32), torch.tensor([9])
+    ended.note(step_of(request, 7), StepResult(torch.empty(0), emitted, *lens, emitted))
+    assert ended.are_all(step_of(request, 9))
+    assert not ended.are_all(step_of(request, 7))

@@ -1,5 +1,4 @@
-"""How the requests of one batch draw: their logits adjusted as they ask, their rows sampled; and
-which of them end with what was drawn."""
+"""How the requests of one batch draw, and which of them end with what was drawn."""
 
 from __future__ import annotations
 
@@ -261,10 +260,10 @@ class EndedRequests:
     """
 
     def __init__(self) -> None:
-        self._reqs: list[Req] = []  # all of the last step, or none: one of them goes on
+        self._seq_lens: dict[Req, int] = {}  # of all of the last step, or of none: one goes on
 
     def forget(self) -> None:
-        self._reqs = []
+        self._seq_lens = {}
 
     def note(self, batch: ScheduleBatch, result: StepResult) -> None:
         """What the step emitted. Reads the device."""
@@ -274,13 +273,14 @@ class EndedRequests:
             # The last emitted token is in no cache yet.
             if not ends(req, tokens[:accept_len], seq_len + 1 - len(req.origin_input_ids)):
                 return self.forget()
-            self._reqs.append(req)
+            self._seq_lens[req] = seq_len
 
     def are_all(self, batch: ScheduleBatch) -> bool:
-        """Whether nobody will read what this step emits."""
-        if not self._reqs or batch.return_logprob or batch.return_hidden_states:
+        """Whether nobody will read what this step emits. Reads the device."""
+        if not self._seq_lens or batch.return_logprob or batch.return_hidden_states:
             return False
-        return all(req in self._reqs for req in batch.reqs)
+        # One that was retracted comes back as it was before that step, whose result is dropped.
+        return [self._seq_lens.get(req) for req in batch.reqs] == batch.seq_lens.tolist()
 
 
 def ends(req: Req, tokens: list[int], num_tokens: int) -> bool:
