@@ -201,9 +201,9 @@ def main(
 
     JSON: `machine`, `commit`, `model`, `max_new_tokens` and `points`, in the order of the run. Each
     has `context`, `batch`, `cycles` in which all had a turn, `mean_context` and `tok_s` of each,
-    `own_tokens` and `own_seconds` (what its steps emitted and took by themselves, over what all
-    steps with their K do), `best`, the fastest but for the adaptive one, `over_best` and
-    `over_plain` (the adaptive server's `ratio`, and its 95 % interval by cycles from `low` to
+    `own_over_fixed` (the `seconds` and `tokens` of a step of the adaptive server over those of one
+    whose K was always the same; near 1), `best`, the fastest but for the adaptive one, `over_best`
+    and `over_plain` (the adaptive server's `ratio`, and its 95 % interval by cycles from `low` to
     `high`), `speedups` of K = 0, 1, ... over K = 0 as they were measured and `predicted`, as the
     adaptive server held them at the starts of its turns, on average, and `prediction_error` (the
     largest, as a share).

@@ -8,7 +8,7 @@ machine walks decides weights only; intervals come from the cycles.
 Who chose K changes neither what its step takes, but for the time of choosing, which is measured by
 itself, nor how many drafts are kept, which is the text's. So kinds, and acceptance, are those of
 the steps of all policies: by their own few steps alone one would have had the luckier text, or the
-faster moments. Whether that is so is told too.
+faster moments. Whether that is so is told too (``Cycles.own_over_fixed``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.turn_state import PLAIN
+from benchmarks.turn_state import ADAPTIVE, PLAIN
 from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
 
 # A step that takes so many times what others of its kind do met a pause of the machine.
@@ -48,7 +48,7 @@ class Cycles:
     chains: Array  # [cycles, names, K + 1]: chains of 0, 1, ... drafts that were verified
     kept: Array  # [cycles, K + 1]: chains whose drafts 1 to j were kept, and with j = 0 all
     judged: Array  # [cycles, K + 1]: those whose drafts 1 to j - 1 were, of j drafts or more
-    tokens: Array  # [cycles, names], that were emitted
+    tokens: Array  # [cycles, names, K + 1], that steps of such chains emitted
     seconds: Array  # [cycles]
 
     @property
@@ -63,11 +63,26 @@ class Cycles:
         seconds = self._seconds(weights, self._alike()) + weights @ self.choosing
         return self.expected_tokens(weights) / seconds
 
-    def own_seconds(self, weights: Array) -> Array:
-        """``[draws, names]``: what the steps of each policy took, by its own steps alone, over what
-        ``rates`` take it for."""
-        each = np.eye(len(self.kinds))
-        return self._seconds(weights, each) / self._seconds(weights, self._alike())
+    def own_over_fixed(self) -> tuple[float, float] | None:
+        """(seconds, tokens) of a step of the own choice over those of a step with the same K of the
+        policy that has no other, on average over the own choice's steps; None if it had none."""
+        (costs,) = self._costs(np.ones((1, len(self))), np.eye(len(self.kinds)))
+        cost_of = dict(zip(self.kinds, costs, strict=True))
+        chains, tokens = self.chains.sum(0), self.tokens.sum(0)
+        slower, counts, emitted, expected = [], [], [], []
+        for k, name in enumerate(f"K = {k}" for k in range(chains.shape[1])):
+            kinds = (ADAPTIVE, k, k), (name, k, k)
+            if not set(kinds) <= set(self.kinds):
+                continue
+            own, fixed = (self.names.index(of) for of, *_ in kinds)
+            slower.append(np.log(cost_of[kinds[0]] / cost_of[kinds[1]]))
+            counts.append(chains[own, k])
+            emitted.append(tokens[own, k])
+            expected.append(chains[own, k] * tokens[fixed, k] / chains[fixed, k])
+        if not counts:
+            return None
+        slowness = np.exp(np.average(slower, weights=counts))
+        return float(slowness), float(sum(emitted) / sum(expected))
 
     def _alike(self) -> Array:
         """[kinds, others]: steps of the server with drafts are alike whoever chose."""
@@ -77,13 +92,17 @@ class Cycles:
     def _seconds(self, weights: Array, alike: Array) -> Array:
         """``[draws, names]`` at the mean speed of the machine; ``alike`` [kinds, others] says which
         kinds take the same time."""
-        information = np.einsum("dc,cij,ia,jb->dab", weights, self.information, alike, alike)
-        inverse = np.linalg.pinv(information, rcond=RANK, hermitian=True)
-        costs = np.exp(np.einsum("dab,db->da", inverse, weights @ self.score @ alike))
-        times = (weights @ self.steps) * (costs @ alike.T)
+        times = (weights @ self.steps) * self._costs(weights, alike)
         times *= (weights @ self.seconds / times.sum(1))[:, None]
         of_name = np.array([[name == kind[0] for name in self.names] for kind in self.kinds])
         return times @ of_name
+
+    def _costs(self, weights: Array, alike: Array) -> Array:
+        """``[draws, kinds]``, up to the machine's speed."""
+        information = np.einsum("dc,cij,ia,jb->dab", weights, self.information, alike, alike)
+        inverse = np.linalg.pinv(information, rcond=RANK, hermitian=True)
+        costs = np.exp(np.einsum("dab,db->da", inverse, weights @ self.score @ alike))
+        return costs @ alike.T
 
     def expected_tokens(self, weights: Array) -> Array:
         """``[draws, names]``, of the chains of each policy: E(K) = 1 + a_1 + a_1 a_2 + ..., with
@@ -135,8 +154,8 @@ def cycles_of(steps: Sequence[Step]) -> Cycles:
 
 def _of_names(steps: Sequence[Step], names: list[str], longest: int) -> tuple[Array, ...]:
     """``choosing``, ``chains``, ``kept``, ``judged`` and ``tokens`` of a cycle."""
-    choosing, tokens = np.zeros(len(names)), np.zeros(len(names))
-    chains = np.zeros((len(names), longest + 1))
+    choosing = np.zeros(len(names))
+    chains, tokens = np.zeros((2, len(names), longest + 1))
     kept, judged = np.zeros(longest + 1), np.zeros(longest + 1)
     for step in steps:
         name, length, requests = names.index(step["name"]), step["chain"], step["requests"]
@@ -144,7 +163,7 @@ def _of_names(steps: Sequence[Step], names: list[str], longest: int) -> tuple[Ar
         of_drafts = [requests, *step["kept"][:length]]
         choosing[name] += step["choosing"]
         chains[name, length] += requests
-        tokens[name] += requests + sum(step["kept"])
+        tokens[name, length] += requests + sum(step["kept"])
         kept[: length + 1] += of_drafts
         judged[: length + 1] += [requests, *of_drafts[:-1]]
     return choosing, chains, kept, judged, tokens

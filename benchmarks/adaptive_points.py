@@ -51,24 +51,10 @@ class Point:
         """K = 0, 1, ..."""
         return [name for name in self.others if name != PLAIN]
 
-    @property
-    def own_tokens(self) -> dict[str, float]:
-        """Of each policy: what its steps emitted over what ``rates`` count them as."""
-        (expected,) = self.cycles.expected_tokens(np.ones((1, len(self.cycles))))
-        return self._by_name(np.asarray(self.cycles.tokens.sum(0) / expected, float))
-
-    @property
-    def own_seconds(self) -> dict[str, float]:
-        """Of each policy: what its steps took by themselves over what ``rates`` take them for."""
-        return self._by_name(self.cycles.own_seconds(np.ones((1, len(self.cycles))))[0])
-
-    def _by_name(self, values: Array) -> dict[str, float]:
-        return dict(zip(self.cycles.names, map(float, values), strict=True))
-
     @cached_property
     def rates(self) -> dict[str, float]:
         (rates,) = self.cycles.rates(np.ones((1, len(self.cycles))))
-        by_name = self._by_name(rates)
+        by_name = dict(zip(self.cycles.names, map(float, rates), strict=True))
         return {name: by_name[name] for name in [PLAIN, *self.fixed, ADAPTIVE]}
 
     def over(self, other: str) -> dict[str, float]:
@@ -108,6 +94,7 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         measured = [self.rates[name] / self.rates[self.fixed[0]] for name in self.fixed]
+        alike = self.cycles.own_over_fixed()
         errors = [p / m - 1 for p, m in zip(self.predicted or [], measured, strict=False)]
         return {
             "context": self.context,
@@ -115,8 +102,7 @@ class Point:
             "cycles": len(self.cycles),
             "mean_context": self.contexts,
             "tok_s": self.rates,
-            "own_tokens": self.own_tokens,
-            "own_seconds": self.own_seconds,
+            "own_over_fixed": alike and dict(zip(("seconds", "tokens"), alike, strict=True)),
             "best": max(self.others, key=self.rates.__getitem__),
             "over_best": self.over_best(),
             "over_plain": self.over(PLAIN),

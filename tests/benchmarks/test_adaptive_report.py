@@ -146,9 +146,10 @@ def test_luck_with_the_text_is_in_no_ratio():
     errors, of_own_tokens = [], []
     for seed in range(20):
         cycles = cycles_of(texts(6, seed, {"K = 2": 0.7, "adaptive": 0.7}))
-        rates, tokens = rates_of(cycles), cycles.tokens.sum(0)
+        rates, alike = rates_of(cycles), cycles.own_over_fixed()
+        assert alike is not None
         errors.append(abs(math.log(rates["adaptive"] / rates["K = 2"])))
-        of_own_tokens.append(abs(math.log(tokens[1] / tokens[0])))
+        of_own_tokens.append(abs(math.log(alike[1])))
     assert max(errors) < 1e-6
     assert statistics.mean(of_own_tokens) > 0.04
 
@@ -159,9 +160,10 @@ def test_luck_with_the_machine_is_in_no_ratio():
     for seed in range(20):
         steps = wandering({"K = 2": 0.01, "adaptive": 0.01}, 6, seed)
         cycles = cycles_of([{**of, **none_kept(2, 2)} for of in steps])
-        rates, own = rates_of(cycles), Point(64, 1, cycles, None, {}).own_seconds
+        rates, alike = rates_of(cycles), cycles.own_over_fixed()
+        assert alike is not None
         errors.append(abs(math.log(rates["adaptive"] / rates["K = 2"])))
-        of_own_steps.append(abs(math.log(own["adaptive"] / own["K = 2"])))
+        of_own_steps.append(abs(math.log(alike[0])))
     assert max(errors) < 1e-6
     assert statistics.mean(of_own_steps) > 0.01
 
@@ -174,21 +176,22 @@ def test_the_time_of_choosing_is_in_a_policy_s_rate_alone():
     ]
     cycles = cycles_of(steps)
     assert rates_of(cycles) == {"K = 0": pytest.approx(100), "adaptive": pytest.approx(100 / 1.1)}
-    assert Point(64, 1, cycles, None, {}).own_seconds["adaptive"] == pytest.approx(1.0)
+    assert cycles.own_over_fixed() == pytest.approx((1.0, 1.0))
 
 
 def test_a_policy_whose_steps_take_longer_than_others_of_the_same_k_is_told():
     """For its rate counts them as fast as the others'."""
     steps = wandering({"K = 0": 0.01, "adaptive": 0.012}, 60, 0)
-    told = Point(64, 1, cycles_of([{**of, **none_kept(0, 0)} for of in steps]), None, {})
-    assert told.own_seconds["adaptive"] == pytest.approx(12 / 11, rel=0.02)
+    alike = cycles_of([{**of, **none_kept(0, 0)} for of in steps]).own_over_fixed()
+    assert alike is not None
+    assert alike[0] == pytest.approx(1.2, rel=0.02)
 
 
 def test_a_policy_whose_drafts_are_kept_less_often_is_told():
     """For its rate counts them as kept as often as the others'."""
-    steps = texts(200, 0, {"K = 1": 0.7, "K = 2": 0.7, "adaptive": 0.4})
-    told = Point(64, 1, cycles_of(steps), None, {}).own_tokens
-    assert told["adaptive"] < 0.85 and told["K = 2"] > 1.05
+    alike = cycles_of(texts(400, 0, {"K = 2": 0.7, "adaptive": 0.4})).own_over_fixed()
+    assert alike is not None
+    assert alike[1] == pytest.approx((1 + 0.4 + 0.4**2) / (1 + 0.7 + 0.7**2), rel=0.02)
 
 
 def test_expected_tokens_are_those_of_each_chain_s_length():
@@ -207,7 +210,7 @@ def test_a_rate_is_of_whole_cycles_and_a_pause_counts_as_few_steps():
     steps += [step("adaptive", 1, 2, 50.0, drafts=1), step("plain", 2, 1, 0.1)]
     cycles = cycles_of(steps)
     assert len(cycles) == 1
-    assert cycles.tokens.tolist() == [[12, 5]]  # the own choice's, the plain server's
+    assert cycles.tokens.sum(2).tolist() == [[12, 5]]  # the own choice's, the plain server's
     assert cycles.seconds.tolist() == [pytest.approx(10 * 0.1 + PAUSE * 0.1)]
 
 
