@@ -17,14 +17,15 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
-from typing import Any
+from itertools import groupby, pairwise, product
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.turn_state import ADAPTIVE, PLAIN
 from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
+from sglang_ascend.speculative.adaptive.value import expected_by_drafts
 
 # A step that takes so many times what others of its kind do met a pause of the machine.
 PAUSE = 3.0
@@ -36,6 +37,13 @@ Step = Mapping[str, Any]
 Kind = tuple[str, int, int]  # a policy, drafts that are verified, drafts that are drafted
 
 
+class Alike(NamedTuple):
+    """Of a step of the own choice over one with the same K of the policy that has no other."""
+
+    seconds: float
+    tokens: float
+
+
 @dataclass(frozen=True)
 class Cycles:
     """What all policies did in their turns, cycle by cycle; the first axis is that of cycles."""
@@ -45,10 +53,8 @@ class Cycles:
     score: Array  # [cycles, kinds]: information times the log times that fit best
     steps: Array  # [cycles, kinds]
     choosing: Array  # [cycles, names], seconds, which are in no step's time
-    chains: Array  # [cycles, names, K + 1]: chains of 0, 1, ... drafts that were verified
-    kept: Array  # [cycles, K + 1]: chains whose drafts 1 to j were kept, and with j = 0 all
-    judged: Array  # [cycles, K + 1]: those whose drafts 1 to j - 1 were, of j drafts or more
-    tokens: Array  # [cycles, names, K + 1], that steps of such chains emitted
+    # [cycles, names, K + 1, K + 1]: of chains of 0, 1, ... drafts those that kept j or more.
+    kept: Array
     seconds: Array  # [cycles]
 
     @property
@@ -60,57 +66,53 @@ class Cycles:
 
     def rates(self, weights: Array) -> Array:
         """Tokens/s ``[draws, names]`` of so much of each cycle, ``weights [draws, cycles]``."""
-        seconds = self._seconds(weights, self._alike()) + weights @ self.choosing
-        return self.expected_tokens(weights) / seconds
+        times = (weights @ self.steps) * self._costs(weights, self._alike())
+        # At the mean speed of the machine.
+        times *= (weights @ self.seconds / times.sum(1))[:, None]
+        of_name = np.array([[name == kind[0] for name in self.names] for kind in self.kinds])
+        return self._expected_tokens(weights) / (times @ of_name + weights @ self.choosing)
 
-    def own_over_fixed(self) -> tuple[float, float] | None:
-        """(seconds, tokens) of a step of the own choice over those of a step with the same K of the
-        policy that has no other, on average over the own choice's steps; None if it had none."""
+    def own_over_fixed(self) -> Alike | None:
+        """On average over the own choice's steps with a K that another policy always has; None if
+        it had none."""
         (costs,) = self._costs(np.ones((1, len(self))), np.eye(len(self.kinds)))
-        cost_of = dict(zip(self.kinds, costs, strict=True))
-        chains, tokens = self.chains.sum(0), self.tokens.sum(0)
+        kept = self.kept.sum(0)
         slower, counts, emitted, expected = [], [], [], []
-        for k, name in enumerate(f"K = {k}" for k in range(chains.shape[1])):
-            kinds = (ADAPTIVE, k, k), (name, k, k)
-            if not set(kinds) <= set(self.kinds):
+        for (i, own), (j, fixed) in product(enumerate(self.kinds), repeat=2):
+            if own[0] != ADAPTIVE or fixed[0] in (ADAPTIVE, PLAIN) or own[1:] != fixed[1:]:
                 continue
-            own, fixed = (self.names.index(of) for of, *_ in kinds)
-            slower.append(np.log(cost_of[kinds[0]] / cost_of[kinds[1]]))
-            counts.append(chains[own, k])
-            emitted.append(tokens[own, k])
-            expected.append(chains[own, k] * tokens[fixed, k] / chains[fixed, k])
+            of_own, of_fixed = (kept[self.names.index(name), k] for name, k, _ in (own, fixed))
+            slower.append(np.log(costs[i] / costs[j]))
+            counts.append(of_own[0])
+            emitted.append(of_own.sum())
+            expected.append(of_own[0] * of_fixed.sum() / of_fixed[0])
         if not counts:
             return None
-        slowness = np.exp(np.average(slower, weights=counts))
-        return float(slowness), float(sum(emitted) / sum(expected))
+        seconds = np.exp(np.average(slower, weights=counts))
+        return Alike(float(seconds), float(sum(emitted) / sum(expected)))
 
     def _alike(self) -> Array:
         """[kinds, others]: steps of the server with drafts are alike whoever chose."""
         kinds = [(name == PLAIN, *lengths) for name, *lengths in self.kinds]
         return np.array([[kind == other for other in sorted(set(kinds))] for kind in kinds], float)
 
-    def _seconds(self, weights: Array, alike: Array) -> Array:
-        """``[draws, names]`` at the mean speed of the machine; ``alike`` [kinds, others] says which
-        kinds take the same time."""
-        times = (weights @ self.steps) * self._costs(weights, alike)
-        times *= (weights @ self.seconds / times.sum(1))[:, None]
-        of_name = np.array([[name == kind[0] for name in self.names] for kind in self.kinds])
-        return times @ of_name
-
     def _costs(self, weights: Array, alike: Array) -> Array:
-        """``[draws, kinds]``, up to the machine's speed."""
+        """``[draws, kinds]``, up to the machine's speed; ``alike`` [kinds, others] says which kinds
+        take the same time."""
         information = np.einsum("dc,cij,ia,jb->dab", weights, self.information, alike, alike)
         inverse = np.linalg.pinv(information, rcond=RANK, hermitian=True)
         costs = np.exp(np.einsum("dab,db->da", inverse, weights @ self.score @ alike))
         return costs @ alike.T
 
-    def expected_tokens(self, weights: Array) -> Array:
-        """``[draws, names]``, of the chains of each policy: E(K) = 1 + a_1 + a_1 a_2 + ..., with
-        the acceptance of all."""
-        kept, judged = weights @ self.kept, weights @ self.judged
+    def _expected_tokens(self, weights: Array) -> Array:
+        """``[draws, names]``, of each policy's chains with the acceptance of all."""
+        kept = np.einsum("dc,cnkj->dkj", weights, self.kept)
+        # A chain whose end is repeated may keep more than were drafted.
+        is_drafted = np.tri(kept.shape[1])[:, 1:]
+        kept, judged = ((of * is_drafted).sum(1) for of in (kept[..., 1:], kept[..., :-1]))
         rates = np.divide(kept, judged, out=np.zeros_like(kept), where=judged > 0)
-        of_chain = np.cumprod(rates, axis=1).cumsum(1)
-        return np.einsum("dc,cnk,dk->dn", weights, self.chains, of_chain)
+        of_chain = np.array([expected_by_drafts(of_draw) for of_draw in rates])
+        return np.einsum("dc,cnk,dk->dn", weights, self.kept[..., 0], of_chain)
 
 
 def cycles_of(steps: Sequence[Step]) -> Cycles:
@@ -124,7 +126,7 @@ def cycles_of(steps: Sequence[Step]) -> Cycles:
     log_times = _log_times(steps, kinds_of_steps)
     own, drift = _noise(kinds_of_steps, log_times)
     names, kinds = sorted({step["name"] for step in steps}), sorted(set(kinds_of_steps))
-    longest = max(step["chain"] for step in steps)
+    lengths = 1 + max(len(step["kept"]) for step in steps)
     cycles: dict[int, list[int]] = defaultdict(list)
     for i, step in enumerate(steps):
         cycles[step["cycle"]].append(i)
@@ -145,28 +147,21 @@ def cycles_of(steps: Sequence[Step]) -> Cycles:
                 information,
                 score,
                 np.array([done[kind] for kind in kinds], float),
-                *_of_names([steps[i] for i in cycle], names, longest),
+                *_of_names([steps[i] for i in cycle], names, lengths),
                 np.exp(log_times[cycle]).sum(),
             )
         )
     return Cycles(kinds, *(np.array(column) for column in zip(*rows, strict=True)))
 
 
-def _of_names(steps: Sequence[Step], names: list[str], longest: int) -> tuple[Array, ...]:
-    """``choosing``, ``chains``, ``kept``, ``judged`` and ``tokens`` of a cycle."""
-    choosing = np.zeros(len(names))
-    chains, tokens = np.zeros((2, len(names), longest + 1))
-    kept, judged = np.zeros(longest + 1), np.zeros(longest + 1)
+def _of_names(steps: Sequence[Step], names: list[str], lengths: int) -> tuple[Array, Array]:
+    """``choosing`` and ``kept`` of a cycle."""
+    choosing, kept = np.zeros(len(names)), np.zeros((len(names), lengths, lengths))
     for step in steps:
-        name, length, requests = names.index(step["name"]), step["chain"], step["requests"]
-        # A chain whose end is repeated may keep more than were drafted.
-        of_drafts = [requests, *step["kept"][:length]]
+        name, counts = names.index(step["name"]), [step["requests"], *step["kept"]]
         choosing[name] += step["choosing"]
-        chains[name, length] += requests
-        tokens[name, length] += requests + sum(step["kept"])
-        kept[: length + 1] += of_drafts
-        judged[: length + 1] += [requests, *of_drafts[:-1]]
-    return choosing, chains, kept, judged, tokens
+        kept[name, step["chain"], : len(counts)] += counts
+    return choosing, kept
 
 
 def _log_times(steps: Sequence[Step], kinds: Sequence[Kind]) -> Array:

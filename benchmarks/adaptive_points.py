@@ -102,7 +102,7 @@ class Point:
             "cycles": len(self.cycles),
             "mean_context": self.contexts,
             "tok_s": self.rates,
-            "own_over_fixed": alike and dict(zip(("seconds", "tokens"), alike, strict=True)),
+            "own_over_fixed": alike and alike._asdict(),
             "best": max(self.others, key=self.rates.__getitem__),
             "over_best": self.over_best(),
             "over_plain": self.over(PLAIN),

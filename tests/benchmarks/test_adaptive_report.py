@@ -182,14 +182,14 @@ def test_a_policy_whose_steps_take_longer_than_others_of_the_same_k_is_told():
     steps = wandering({"K = 0": 0.01, "adaptive": 0.012}, 60, 0)
     alike = cycles_of([{**of, **none_kept(0, 0)} for of in steps]).own_over_fixed()
     assert alike is not None
-    assert alike[0] == pytest.approx(1.2, rel=0.02)
+    assert alike.seconds == pytest.approx(1.2, rel=0.02)
 
 
 def test_a_policy_whose_drafts_are_kept_less_often_is_told():
     """For its rate counts them as kept as often as the others'."""
     alike = cycles_of(texts(400, 0, {"K = 2": 0.7, "adaptive": 0.4})).own_over_fixed()
     assert alike is not None
-    assert alike[1] == pytest.approx((1 + 0.4 + 0.4**2) / (1 + 0.7 + 0.7**2), rel=0.02)
+    assert alike.tokens == pytest.approx((1 + 0.4 + 0.4**2) / (1 + 0.7 + 0.7**2), rel=0.02)
 
 
 def test_expected_tokens_are_those_of_each_chain_s_length():
@@ -208,7 +208,7 @@ def test_a_rate_is_of_whole_cycles_and_a_pause_counts_as_few_steps():
     steps += [step("adaptive", 1, 2, 50.0, drafts=1), step("plain", 2, 1, 0.1)]
     cycles = cycles_of(steps)
     assert len(cycles) == 1
-    assert cycles.tokens.sum(2).tolist() == [[12, 5]]  # the own choice's, the plain server's
+    assert cycles.kept.sum((2, 3)).tolist() == [[12, 5]]  # the own choice's, the plain server's
     assert cycles.seconds.tolist() == [pytest.approx(10 * 0.1 + PAUSE * 0.1)]
 
 
