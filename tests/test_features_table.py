@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "features.md"
 REFUSE_FLAGS = (
     (
-        ROOT / "sglang_ascend/plugin/mtp/algorithm.py",
+        ROOT / "sglang_ascend/plugin/mtp/refusals.py",
         ("_unsupported_flags", "_unsupported_by_step"),
     ),
     (ROOT / "sglang_ascend/speculative/config.py", ("resolve_config",)),

@@ -20,8 +20,9 @@ from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from sglang_ascend.attention.metadata import StepMetadata, slot_table
 from sglang_ascend.plugin.attention.backend import AscendAttentionBackend
-from sglang_ascend.plugin.mtp.algorithm import MTPAlgorithm, validate_server_args
+from sglang_ascend.plugin.mtp.algorithm import MTPAlgorithm
 from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
+from sglang_ascend.plugin.mtp.refusals import validate_server_args
 from sglang_ascend.plugin.mtp.worker import MTPWorker
 
 NAME = "EAGLE_IN_TREE"

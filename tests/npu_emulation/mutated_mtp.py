@@ -19,8 +19,8 @@ from npu_emulation.mutated import no_wait_for_results
 from sglang_ascend.attention.metadata import StepMetadata
 from sglang_ascend.env import TRUST_COPY_ORDER
 from sglang_ascend.ops import chain
-from sglang_ascend.plugin.mtp import algorithm as mtp_algorithm
 from sglang_ascend.plugin.mtp import forwards as mtp_forwards
+from sglang_ascend.plugin.mtp import refusals as mtp_refusals
 from sglang_ascend.plugin.mtp import worker as mtp_worker
 from sglang_ascend.plugin.npu import scheduling as npu_scheduling
 from sglang_ascend.speculative import captured
@@ -128,7 +128,7 @@ def prolog_swaps_halves() -> None:
 
 def prolog_beside_another_prefill() -> None:
     """It is not refused where SGLang's prefill leaves the elements of a pair side by side."""
-    mtp_algorithm.refuse_unserved_attention = lambda server_args: None
+    mtp_refusals.refuse_unserved_attention = lambda server_args: None
 
 
 MISTAKES = {

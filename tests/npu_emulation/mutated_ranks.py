@@ -11,8 +11,8 @@ from sglang.srt.distributed.parallel_state import GroupCoordinator
 from sglang.srt.layers import dp_attention
 
 from npu_emulation import serve
-from sglang_ascend.plugin.mtp import batch_sampling
 from sglang_ascend.plugin.mtp import forwards as mtp_forwards
+from sglang_ascend.plugin.mtp.sampling import batch as batch_sampling
 from sglang_ascend.speculative.captured import CapturedPhases
 
 

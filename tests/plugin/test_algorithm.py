@@ -275,7 +275,7 @@ def test_a_value_that_is_none_is_refused(tiny_mimo, monkeypatch, name, value, me
 
 @pytest.fixture
 def on_npu(monkeypatch):
-    for module in ("algorithm", "adaptive.refusals", "disaggregation"):
+    for module in ("refusals", "adaptive.refusals", "disaggregation"):
         name = f"sglang_ascend.plugin.mtp.{module}.device_profile"
         monkeypatch.setattr(name, lambda: NPU)
 

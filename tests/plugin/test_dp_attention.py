@@ -208,18 +208,18 @@ def test_other_models_are_refused(tiny_mimo, nano_deepseek):
 
 @pytest.mark.parametrize("tp_size", [2, 4])
 def test_an_npu_is_refused_several_ranks_for_a_request(monkeypatch, tp_size):
-    from sglang_ascend.plugin.mtp import algorithm
+    from sglang_ascend.plugin.mtp import refusals
 
     server_args = SimpleNamespace(tp_size=tp_size, attn_dp_size=2)
-    assert algorithm._not_run_on_npu(server_args) == {}
-    monkeypatch.setattr(algorithm, "device_profile", lambda: NPU)
-    assert any(algorithm._not_run_on_npu(server_args).values()) == (tp_size > 2)
+    assert refusals._not_run_on_npu(server_args) == {}
+    monkeypatch.setattr(refusals, "device_profile", lambda: NPU)
+    assert any(refusals._not_run_on_npu(server_args).values()) == (tp_size > 2)
 
 
 def test_a_device_whose_step_is_sglang_s_is_refused(nano_deepseek, monkeypatch):
-    from sglang_ascend.plugin.mtp import algorithm
+    from sglang_ascend.plugin.mtp import refusals
 
-    monkeypatch.setattr(algorithm, "device_profile", lambda: CUDA)
+    monkeypatch.setattr(refusals, "device_profile", lambda: CUDA)
     with pytest.raises(StartupRefused) as refusal:
         resolve(nano_deepseek, DP_ATTENTION)
     assert_one_sentence(str(refusal.value), "--enable-dp-attention) on this device")

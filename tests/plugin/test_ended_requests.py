@@ -50,7 +50,7 @@ def request_of(tokenizer, max_new_tokens: int, ignore_eos: bool, eos_token_ids, 
 def test_a_request_ends_where_sglang_ends_it(
     tokenizer, before, tokens, max_new_tokens, ignore_eos, eos_token_ids
 ):
-    from sglang_ascend.plugin.mtp.batch_sampling import ends
+    from sglang_ascend.plugin.mtp.sampling.batch import ends
 
     request = request_of(tokenizer, max_new_tokens, ignore_eos, eos_token_ids, [20] * before)
     found = ends(request, tokens, before + len(tokens))
@@ -60,7 +60,7 @@ def test_a_request_ends_where_sglang_ends_it(
 
 
 def test_what_a_grammar_ends_is_left_to_sglang(tokenizer):
-    from sglang_ascend.plugin.mtp.batch_sampling import ends
+    from sglang_ascend.plugin.mtp.sampling.batch import ends
 
     request = request_of(tokenizer, 3, False, None, [])
     assert ends(request, [STOP_TOKEN], 1) and ends(request, [20], 3)
@@ -80,7 +80,7 @@ def step_of(request, seq_len: int):
 
 def test_a_request_that_comes_back_from_a_retraction_is_stepped_again(tokenizer):
     """Its last step's result was dropped. Control: the step behind that one is left out."""
-    from sglang_ascend.plugin.mtp.batch_sampling import EndedRequests
+    from sglang_ascend.plugin.mtp.sampling.batch import EndedRequests
     from sglang_ascend.speculative.step import StepResult
 
     request, ended = request_of(tokenizer, 8, True, None, [20] * 6), EndedRequests()

@@ -21,7 +21,7 @@ BUFFERS = "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 
 @pytest.fixture(autouse=True)
 def on_npu(monkeypatch):
-    for module in ("mtp.algorithm", "mtp.adaptive.refusals", "npu.expert_exchange"):
+    for module in ("mtp.refusals", "mtp.adaptive.refusals", "npu.expert_exchange"):
         name = f"sglang_ascend.plugin.{module}.device_profile"
         monkeypatch.setattr(name, lambda: NPU)
 

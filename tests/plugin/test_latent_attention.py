@@ -25,7 +25,7 @@ def resolve(tmp_path, monkeypatch):
     """MTP's start on an NPU of nano-deepseek, with another config.json and no weights."""
     from sglang.srt.server_args import prepare_server_args
 
-    for module in ("mtp.algorithm", "mtp.adaptive.refusals", "mtp.disaggregation"):
+    for module in ("mtp.refusals", "mtp.adaptive.refusals", "mtp.disaggregation"):
         monkeypatch.setattr(f"sglang_ascend.plugin.{module}.device_profile", lambda: NPU)
 
     def resolve(model: str = "nano-deepseek", *flags: str, **changed: object) -> None:

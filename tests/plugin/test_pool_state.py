@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
+from sglang_ascend.plugin.mtp.sampling.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.requests.penalties import RequestPenalties
 from sglang_ascend.sampling.lossy import Relaxed
 

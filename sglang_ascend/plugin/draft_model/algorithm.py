@@ -15,10 +15,11 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang_ascend import env
 from sglang_ascend.checkpoint.config import read_config
 from sglang_ascend.plugin.errors import StartupRefused
-from sglang_ascend.plugin.mtp import lossy_acceptance
 from sglang_ascend.plugin.mtp.adaptive.refusals import ends_chains
-from sglang_ascend.plugin.mtp.algorithm import MTPAlgorithm, refuse_given
-from sglang_ascend.plugin.mtp.algorithm import validate_server_args as validate_step
+from sglang_ascend.plugin.mtp.algorithm import MTPAlgorithm
+from sglang_ascend.plugin.mtp.refusals import refuse_given
+from sglang_ascend.plugin.mtp.refusals import validate_server_args as validate_step
+from sglang_ascend.plugin.mtp.sampling import lossy_acceptance
 from sglang_ascend.speculative.config import DRAFT_MODEL, STANDALONE
 
 

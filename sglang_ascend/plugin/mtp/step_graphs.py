@@ -17,8 +17,8 @@ from sglang.srt.model_executor.runner_utils.deepep_adapter import DeepEPCudaGrap
 from sglang.srt.runtime_context import get_disagg, get_parallel
 from sglang.srt.utils.common import DynamicGradMode
 
-from sglang_ascend.plugin.mtp.batch_sampling import SamplingParts
 from sglang_ascend.plugin.mtp.forwards import MTPForwards, StepModels
+from sglang_ascend.plugin.mtp.sampling.batch import SamplingParts
 from sglang_ascend.speculative.captured import (
     CapturedPhases,
     CapturedSteps,

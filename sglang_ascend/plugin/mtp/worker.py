@@ -20,16 +20,17 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import get_plan_stream
 
 from sglang_ascend.plugin.device import device_profile
-from sglang_ascend.plugin.mtp import forwards, lossy_acceptance
+from sglang_ascend.plugin.mtp import forwards
 from sglang_ascend.plugin.mtp.adaptive.chains import Chains, make_chains
 from sglang_ascend.plugin.mtp.adaptive.first_chains import FirstChains
-from sglang_ascend.plugin.mtp.batch_sampling import (
+from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
+from sglang_ascend.plugin.mtp.sampling import lossy_acceptance
+from sglang_ascend.plugin.mtp.sampling.batch import (
     BatchSampling,
     EndedRequests,
     SamplingParts,
     make_sampling_parts,
 )
-from sglang_ascend.plugin.mtp.draft_worker import MTPDraftWorker
 from sglang_ascend.plugin.mtp.step_graphs import decodes, prepare_steps
 from sglang_ascend.plugin.mtp.target import prepare_target
 from sglang_ascend.plugin.observability.step import (
@@ -79,8 +80,7 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> None:
         """EAGLEWorkerV2.__init__, which names its own draft worker class (patch 0009)."""
         BaseSpecWorker.__init__(self)
-        self.server_args = server_args
-        self.gpu_id = gpu_id
+        self.server_args, self.gpu_id = server_args, gpu_id
         self.device = get_device().device
         self.page_size = get_schedule().page_size
         spec = get_spec()

@@ -120,7 +120,7 @@ class StepCounts:
 def install() -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    note = "sglang_ascend.plugin.mtp.batch_sampling.EndedRequests.note"
+    note = "sglang_ascend.plugin.mtp.sampling.batch.EndedRequests.note"
     HookRegistry.register(note, lambda *_: None, HookType.AROUND)
 
     from sglang_ascend.ops import chain, sampling, slots  # noqa: F401 - all that a step calls

@@ -12,13 +12,13 @@ from sglang.srt.runtime_context import get_disagg
 from sglang.srt.speculative.eagle_info import EagleDraftInput
 
 from sglang_ascend.plugin.mtp.adaptive.chains import Chains
-from sglang_ascend.plugin.mtp.batch_sampling import SamplingParts
 from sglang_ascend.plugin.mtp.forwards import (
     MTPForwards,
     StepModels,
     ranks_share_rows,
     requests_of,
 )
+from sglang_ascend.plugin.mtp.sampling.batch import SamplingParts
 from sglang_ascend.speculative.lengths import lengthened
 from sglang_ascend.speculative.skipped import SkippedRows
 from sglang_ascend.speculative.step import LaunchedPhases, StepConstants

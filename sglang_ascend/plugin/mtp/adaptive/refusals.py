@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from sglang_ascend import env
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
-from sglang_ascend.plugin.mtp import lossy_acceptance
+from sglang_ascend.plugin.mtp.sampling import lossy_acceptance
 
 T = TypeVar("T")
 

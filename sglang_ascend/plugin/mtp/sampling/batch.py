@@ -15,8 +15,8 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 
 from sglang_ascend.ops import sampling
 from sglang_ascend.plugin.device import device_profile
-from sglang_ascend.plugin.mtp.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.mtp.ranks import accepted_of_first_rank, draw_of_first_rank
+from sglang_ascend.plugin.mtp.sampling.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
 from sglang_ascend.plugin.requests.penalties import RequestPenalties
 from sglang_ascend.sampling.lossy import Relaxed, Threshold, emit
