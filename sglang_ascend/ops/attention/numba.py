@@ -19,10 +19,11 @@ from sglang_ascend.ops.attention.numba_tiles import (
     ROWS,
     add_values,
     score,
+    total_of,
     widen_vectors,
 )
 from sglang_ascend.ops.attention.reference import whole
-from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, widen
+from sglang_ascend.ops.numba_floats import FLOATS, array_at, exp, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 from sglang_ascend.ops.numba_vectors import LANES
 
@@ -242,20 +243,22 @@ def _widen(cache, dim, first, pages, page_size, start, count, rows, element):
             page, place = page + 1, 0
 
 
-@numba.njit(cache=True, fastmath=FAST, error_model="numpy")
+@numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
 def softmax(scores):
-    """In place, of one row."""
+    """In place, of one row; the same bits from every kernel that it is part of."""
     highest = np.float32(-np.inf)
     for j in range(len(scores)):
         highest = max(highest, scores[j])
-    total = np.float32(0.0)
     for j in range(len(scores)):
         below = scores[j] - highest
-        weight = exp(below) * np.float32(below > LEAST)
-        scores[j] = weight
-        total += weight
+        scores[j] = exp(below) * np.float32(below > LEAST)
+    vectors = len(scores) // LANES
+    total = total_of(scores.ctypes.data, vectors)
+    for j in range(vectors * LANES, len(scores)):
+        total += scores[j]
+    share = np.float32(1.0) / total
     for j in range(len(scores)):
-        scores[j] /= total
+        scores[j] *= share
 
 
 @numba.cfunc("void(intp)", cache=True)

@@ -151,6 +151,24 @@ def _vectors(typingctx: Any, element: Any, source: Any, vectors: Any, target: An
     return types.void(element, *[types.intp] * 3), codegen
 
 
+@intrinsic
+def _total(typingctx: Any, source: Any, vectors: Any) -> Any:
+    """(address, vectors): the sum of as many float32 as fill ``vectors``, always in one order. Of
+    a loop whose order is free LLVM makes another one in each kernel that the loop is part of."""
+
+    def codegen(context, builder, signature, arguments):
+        source, vectors = arguments
+        total = cgutils.alloca_once_value(builder, ir.Constant(VECTOR, [0.0] * LANES))
+        with cgutils.for_range(builder, vectors) as loop:
+            offset = builder.mul(loop.index, ir.Constant(loop.index.type, BYTES))
+            values = load(builder, builder.add(source, offset), VECTOR)
+            builder.store(builder.fadd(builder.load(total), values), total)
+        of_lanes = sum_of_each(builder, [builder.load(total)], builder.fadd)
+        return builder.extract_element(of_lanes, ir.IntType(32)(0))
+
+    return types.float32(*[types.intp] * 2), codegen
+
+
 # Called as the intrinsics that they make in compiled code.
 scores_of_tile: Any = _scores(ROWS)
 scores_of_row: Any = _scores(1)
@@ -159,6 +177,7 @@ values_of_row: Any = _values(1, CHUNKS)
 values_of_narrow_tile: Any = _values(ROWS, 1)
 values_of_narrow_row: Any = _values(1, 1)
 widen_vectors: Any = _vectors
+total_of: Any = _total
 
 
 @numba.njit(cache=True, error_model="numpy")
