@@ -19,7 +19,7 @@ from server_pairs import TEST_TIMEOUT_S, ask_both
 from server_pool import ServerPool
 from serving_prompts import conversation
 
-NUM_PROMPTS = 24
+NUM_PROMPTS = 40
 NEW_TOKENS = 64
 CONCURRENCY = 16
 # A few requests fill the pool.

@@ -26,7 +26,7 @@ def _fill_step(
 ):
     for request in range(len(seq_lens)):
         row, start = req_pool_indices[request], seq_lens[request]
-        own_pages = -(-(start + slots.shape[1]) // page_size)
+        own_pages = min(-(-(start + slots.shape[1]) // page_size), block_table.shape[1])
         for page in range(own_pages):
             block_table[request, page] = req_to_token[row, page * page_size] // page_size
         block_table[request, own_pages:] = 0

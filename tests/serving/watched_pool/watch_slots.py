@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,10 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 POISON = 1e30
 # The padding slot, which belongs to nobody. Positions without a slot are pointed at it.
 PADDING = 0
+BEYOND = 4  # positions, more than a reserve is shortened by
 WORKER = "sglang_ascend.plugin.mtp.worker.MTPWorker.forward_batch_generation"
 SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+REQUESTS = "sglang_ascend.plugin.mtp.forwards.requests_of"
 RESERVE = "sglang.srt.mem_cache.allocation_sizing.get_alloc_reserve_per_decode"
 FOLDER = Path(os.environ["WATCHED_POOL"])
 
@@ -57,6 +59,8 @@ class Watch:
         for layer in layers:
             layer[torch.cat([nobodys, *owned])] = POISON
         result = original(worker, batch, *args, **kwargs)
+        if result.extra_keep_alive_refs == [None]:
+            return result  # the step behind the last one of a reply is left out, and writes nothing
         sums.steps += 1
         ends, num_steps = result.new_seq_lens.tolist(), worker.speculative_num_steps
         for start, end, slots in zip(starts, ends, owned, strict=True):
@@ -107,8 +111,14 @@ def chosen_reserve(original: Callable[[], int]) -> int:
     return int(chosen.read_text()) if chosen.is_file() else original()
 
 
+def farther(requests: Any, *args: Any) -> Any:
+    """Of ``requests_of``: a step that reaches too far finds the padding slot there."""
+    return replace(requests, max_kv_len=requests.max_kv_len + BEYOND)
+
+
 def install() -> None:
     watch = Watch()
     HookRegistry.register(WORKER, watch.step, HookType.AROUND)
     HookRegistry.register(f"{SCHEDULER}.on_idle", watch.report, HookType.AFTER)
+    HookRegistry.register(REQUESTS, farther, HookType.AFTER)
     HookRegistry.register(RESERVE, chosen_reserve, HookType.AROUND)
