@@ -15,6 +15,8 @@ from transformers import DeepseekV3ForCausalLM
 
 # As the issue of quantized serving asks of nano-deepseek with int8 inputs.
 MAX_KL = 2e-4
+# A layer's sums in float32, which round some tens of times; and changes by as much that are tried.
+OFF_IN_FLOAT32, NUM_SEEDS = 2.0**-20, 4
 # What a server is asked for: the distribution of every row, of the prompt and of the reply.
 ALL_ROWS = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 4096}
 
@@ -46,6 +48,28 @@ class OfflineModel:
             yield
         finally:
             weight.data.copy_(original)
+
+    @contextmanager
+    def off_as_in_float32(self, seed: int) -> Iterator[None]:
+        """Its embedding, by as much as a layer's sums are off in float32."""
+        weight = self.model.model.embed_tokens.weight
+        original, generator = weight.detach().clone(), torch.Generator().manual_seed(seed)
+        weight.data.mul_(1 + OFF_IN_FLOAT32 * torch.randn(weight.shape, generator=generator))
+        try:
+            yield
+        finally:
+            weight.data.copy_(original)
+
+    def decides(self, prompt: Sequence[int], reply: Reply) -> bool:
+        """Whether what float32 is off changes the reply's distributions by less than MAX_KL. An
+        input that lies between two codes turns over by it, which with few codes is much, and stays
+        in the cache."""
+        tokens = [*prompt, *reply.tokens]
+        expected, changed = self.logprobs(tokens), []
+        for seed in range(NUM_SEEDS):
+            with self.off_as_in_float32(seed):
+                changed.append(self.logprobs(tokens))
+        return all(mean_kl([(other, expected)]) < MAX_KL for other in changed)
 
     @torch.inference_mode()
     def logprobs(self, tokens: Sequence[int]) -> Tensor:

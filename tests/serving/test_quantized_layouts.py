@@ -8,8 +8,8 @@ inputs have the distributions of a float64 forward that rounds them by the defin
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
-from statistics import median
 
 import packers
 import pytest
@@ -63,13 +63,15 @@ def ask(server: LaunchedServer, prompts: Prompts) -> list[Reply]:
 
 
 def distance(offline: OfflineModel, layout: str, prompts: Prompts, replies: list[Reply]) -> float:
-    """In units of what is allowed."""
-    pairs = [*map(offline.rows_of, prompts, replies)]
+    """In units of what is allowed; of layouts that round inputs, over the replies that their
+    definition decides."""
     if layout in WEIGHT_ONLY:
+        pairs = [*map(offline.rows_of, prompts, replies)]
         return largest_difference(pairs) / MAX_DIFFERENCE
-    if layout == "block fp8":  # one rounding of E4M3 that turns over is 6 %, and stays in the cache
-        return median(mean_kl([pair]) for pair in pairs) / MAX_KL
-    return mean_kl(pairs) / MAX_KL
+    decided = [*map(offline.decides, prompts, replies)]
+    assert sum(decided) > len(decided) / 2
+    asked = zip(compress(prompts, decided), compress(replies, decided), strict=True)
+    return mean_kl(offline.rows_of(*each) for each in asked) / MAX_KL
 
 
 @pytest.mark.parametrize("layout", MISTAKES)
