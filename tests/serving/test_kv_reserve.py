@@ -29,8 +29,8 @@ REPORT_TIMEOUT_S = 60
 ROOT = Path(__file__).parents[2]
 PARTS = (ROOT / "benchmarks" / "server_parts", Path(__file__).parent / "watched_pool", ROOT)
 
+SLOW = pytest.mark.slow
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.sglang,
     pytest.mark.timeout(TEST_TIMEOUT_S),
     pytest.mark.parametrize("model", ["nano-deepseek"]),
@@ -89,7 +89,15 @@ def watched(watched_pool: Path, reserve: int) -> dict[str, int]:
     return found[str(reserve)]
 
 
-@pytest.mark.parametrize(("page_size", "num_steps"), [(1, 15), (1, 2), (1, 3), (16, 3)])
+@pytest.mark.parametrize(
+    ("page_size", "num_steps"),
+    [
+        pytest.param(1, 15, marks=SLOW),
+        pytest.param(1, 2, marks=SLOW),
+        (1, 3),
+        pytest.param(16, 3, marks=SLOW),
+    ],
+)
 def test_a_step_reaches_no_farther_than_its_reserve(
     servers: ServerPool,
     model_folder: Path,
@@ -111,7 +119,7 @@ def test_a_step_reaches_no_farther_than_its_reserve(
         assert result["min_spare"] == reserve_of(num_steps) - (3 * num_steps + 1)
 
 
-@pytest.mark.parametrize("missing", [1, 2])
+@pytest.mark.parametrize("missing", [1, pytest.param(2, marks=SLOW)])
 def test_a_shorter_reserve_is_seen(
     servers: ServerPool,
     model_folder: Path,
