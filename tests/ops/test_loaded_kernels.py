@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "sglang_ascend/ops/attention/numba.py"
 PROGRAM = """
-import hashlib, json, sys
+import hashlib, json
 import torch
 import attention
 
@@ -37,7 +37,10 @@ print(json.dumps(bits))
 """
 # What takes the place of ``softmax``: a sum and a product that LLVM may order as it likes.
 IN_ANY_ORDER = """
-@numba.njit(cache=True, fastmath={"reassoc", "contract", "nsz", "arcp"}, error_model="numpy")
+from sglang_ascend.ops.numba_floats import FAST
+
+
+@numba.njit(cache=True, fastmath=FAST, error_model="numpy")
 def softmax(scores):
     highest = np.float32(-np.inf)
     for j in range(len(scores)):

@@ -41,24 +41,18 @@ class OfflineModel:
     def scales_off_by_one_row(self) -> Iterator[None]:
         """In one projection, whose scale of a row is its largest value by the largest code."""
         weight = self.model.model.layers[1].self_attn.o_proj.weight
-        original = weight.detach().clone()
-        scale = original.abs().amax(1, keepdim=True)
-        weight.data.mul_(scale.roll(1, 0) / scale)
-        try:
+        scale = weight.detach().abs().amax(1, keepdim=True)
+        with _multiplied(weight, scale.roll(1, 0) / scale):
             yield
-        finally:
-            weight.data.copy_(original)
 
     @contextmanager
     def off_as_in_float32(self, seed: int) -> Iterator[None]:
         """Its embedding, by as much as a layer's sums are off in float32."""
         weight = self.model.model.embed_tokens.weight
-        original, generator = weight.detach().clone(), torch.Generator().manual_seed(seed)
-        weight.data.mul_(1 + OFF_IN_FLOAT32 * torch.randn(weight.shape, generator=generator))
-        try:
+        generator = torch.Generator().manual_seed(seed)
+        off = OFF_IN_FLOAT32 * torch.randn(weight.shape, generator=generator)
+        with _multiplied(weight, 1 + off):
             yield
-        finally:
-            weight.data.copy_(original)
 
     def decides(self, prompt: Sequence[int], reply: Reply) -> bool:
         """Whether what float32 is off changes the reply's distributions by less than MAX_KL. An
@@ -89,6 +83,16 @@ class OfflineModel:
             assert len(top) == len(row)
             row[list(top)] = torch.tensor(list(top.values()), dtype=torch.float64)
         return found, expected
+
+
+@contextmanager
+def _multiplied(weight: nn.Parameter, by: Tensor) -> Iterator[None]:
+    original = weight.detach().clone()
+    weight.data.mul_(by)
+    try:
+        yield
+    finally:
+        weight.data.copy_(original)
 
 
 def mean_kl(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
