@@ -205,8 +205,8 @@ def main(
     whose K was always the same; near 1), `best`, the fastest but for the adaptive one, `over_best`
     and `over_plain` (the adaptive server's `ratio`, and its 95 % interval by cycles from `low` to
     `high`), `speedups` of K = 0, 1, ... over K = 0 as they were measured and `predicted`, as the
-    adaptive server held them at the starts of its turns, on average, and `prediction_error` (the
-    largest, as a share).
+    adaptive server held them at the starts of its turns, on average, and `prediction_errors`, as
+    shares: of the K that it held for the `best`, and the `largest`.
     """
     folder, sizes = model_folder(model), batches or [1, 8, 32, 128]
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -242,13 +242,13 @@ def print_table(report: dict[str, Any]) -> None:
     for column in ("context", "batch", *names, "over best", "over plain", "prediction off"):
         table.add_column(column, justify="right")
     for point in report["points"]:
-        error = point["prediction_error"]
+        errors = point["prediction_errors"]
         table.add_row(
             str(point["context"]),
             str(point["batch"]),
             *(f"{point['tok_s'][name]:.1f}" for name in names),
             *(f"{point[key]['ratio']:.2f}" for key in ("over_best", "over_plain")),
-            "" if error is None else f"{100 * error:.0f} %",
+            " / ".join(f"{100 * error:.0f} %" for error in (errors or {}).values()),
         )
     Console().print(table)
 

@@ -95,7 +95,6 @@ class Point:
     def to_json(self) -> dict[str, Any]:
         measured = [self.rates[name] / self.rates[self.fixed[0]] for name in self.fixed]
         alike = self.cycles.own_over_fixed()
-        errors = [p / m - 1 for p, m in zip(self.predicted or [], measured, strict=False)]
         return {
             "context": self.context,
             "batch": self.batch,
@@ -108,5 +107,12 @@ class Point:
             "over_plain": self.over(PLAIN),
             "speedups": measured,
             "predicted": self.predicted,
-            "prediction_error": max(map(abs, errors)) if errors else None,
+            "prediction_errors": self.predicted and prediction_errors(self.predicted, measured),
         }
+
+
+def prediction_errors(predicted: Sequence[float], measured: Sequence[float]) -> dict[str, float]:
+    """By what share of it a speed-up is off: that of the K that is believed to be best, and the
+    largest of all."""
+    errors = [abs(p / m - 1) for p, m in zip(predicted, measured, strict=True)]
+    return {"best": errors[int(np.argmax(predicted))], "largest": max(errors)}

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.adaptive import draw
 from benchmarks.adaptive_cycles import PAUSE, Cycles, cycles_of
-from benchmarks.adaptive_points import Point, mean_speedups
+from benchmarks.adaptive_points import Point, mean_speedups, prediction_errors
 
 SECONDS = {"plain": 0.010, "K = 0": 0.011, "K = 1": 0.013, "adaptive": 0.012}
 NAMES = list(SECONDS)
@@ -64,7 +64,12 @@ def test_the_own_choice_is_compared_with_the_fastest_other_one():
     assert large["over_plain"]["ratio"] == pytest.approx(0.99)
     assert large["over_best"]["ratio"] == pytest.approx(0.99)
     assert small["speedups"] == [1.0, pytest.approx(2 / 0.98)]
-    assert small["prediction_error"] == pytest.approx(1 - 1.5 / (2 / 0.98))
+    assert small["prediction_errors"]["largest"] == pytest.approx(1 - 1.5 / (2 / 0.98))
+
+
+def test_a_belief_is_wrong_by_the_k_that_it_leads_to_and_by_all():
+    errors = prediction_errors([1.0, 1.5, 1.2], [1.0, 1.6, 1.6])
+    assert errors == {"best": pytest.approx(1 / 16), "largest": pytest.approx(1 / 4)}
 
 
 def test_what_the_server_believed_is_that_of_all_its_turns():
