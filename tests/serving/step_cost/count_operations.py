@@ -1,8 +1,9 @@
 """Counts what one decode step does outside the models: tensor operations, waits, preparations.
 
 What Numba or NumPy computes is no tensor operation. The operators run as their references here, so
-that they are counted, and a tensor that is handed to NumPy all the same is listed. What a step
-emitted is not read behind it (``EndedRequests``): no device that the host runs ahead of has that.
+that they are counted, and a tensor that is handed to NumPy all the same is listed. Two things that
+are done on a CPU alone are left out: what a step emitted is not read behind it (``EndedRequests``),
+and one head drafts all requests, as on an NPU.
 
 A part of a benchmark server (benchmarks/server_parts). $STEP_COUNTS names the file that gets one
 record per decode step when the server is idle.
@@ -122,6 +123,8 @@ def install() -> None:
 
     note = "sglang_ascend.plugin.mtp.sampling.batch.EndedRequests.note"
     HookRegistry.register(note, lambda *_: None, HookType.AROUND)
+    by_request = "sglang_ascend.plugin.mtp.draft_worker.MTPDraftWorker._drafts_by_request"
+    HookRegistry.register(by_request, lambda *_: False, HookType.AROUND)
 
     from sglang_ascend.ops import chain, sampling, slots  # noqa: F401 - all that a step calls
     from sglang_ascend.ops.dispatch import OPS
