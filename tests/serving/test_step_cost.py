@@ -1,6 +1,5 @@
-"""What a speculative step costs the framework: at most 30 tensor operations at K = 3, and a lookup
-of each draft where they are of a list; one metadata build, no wait between target and draft.
-SGLang's own order needs 101 operations and K + 1 builds.
+"""What a speculative step costs the framework: at most 30 tensor operations at K = 3, one metadata
+build, no wait between target and draft. SGLang's own order needs 101 operations and K + 1 builds.
 
 The models are instant stubs (benchmarks/server_parts), so that all that is counted is framework.
 """
@@ -66,16 +65,13 @@ def steps(
 
 
 @pytest.mark.parametrize(
-    ("model", "max_operations"),
-    [
-        ("nano-deepseek", MAX_OPERATIONS),
-        # Its draft vocabulary is a list, in which each of the three drafts is looked up.
-        pytest.param("smollm2-mtp", MAX_OPERATIONS + 3, marks=pytest.mark.slow),
-    ],
+    "model",
+    # The other one has a draft vocabulary, whose ids each draft is looked up in.
+    ["nano-deepseek", pytest.param("smollm2-mtp", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("variant", ["step cost", pytest.param(OBSERVED, marks=pytest.mark.slow)])
 def test_a_step_has_one_preparation_few_operations_and_no_wait(
-    steps: list[dict[str, Any]], variant: str, max_operations: int
+    steps: list[dict[str, Any]], model: str, variant: str, request: pytest.FixtureRequest
 ) -> None:
     assert len(steps) > NEW_TOKENS // 4
     assert {json.dumps(step["calls"]) for step in steps} == {
@@ -85,7 +81,10 @@ def test_a_step_has_one_preparation_few_operations_and_no_wait(
     assert [step["uncounted"] for step in steps if step["uncounted"]] == []
     counts = [sum(step["operations"].values()) for step in steps]
     print(f"operations per step: {min(counts)} to {max(counts)}: {steps[-1]['operations']}")
-    assert max(counts) <= max_operations, steps[-1]["operations"]
+    if model == "smollm2-mtp":
+        missed = "33 operations: those of the other model, and a lookup of each of three drafts"
+        request.applymarker(pytest.mark.xfail(reason=missed, raises=AssertionError, strict=True))
+    assert max(counts) <= MAX_OPERATIONS, steps[-1]["operations"]
 
 
 # Broken on purpose: what the counter must see.
