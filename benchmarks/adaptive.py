@@ -52,18 +52,16 @@ class Turns:
         """Until the first reply of either server has its tokens, so that the batch is full all the
         time: what a server does with few requests left is another batch's figure.
 
-        ``alone`` the server with drafts answers, and chooses by itself. Else it has most turns, and
-        its requests grow faster; those of the plain server begin longer instead.
+        ``alone`` the server with drafts answers, and chooses by itself.
         """
         sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
         servers = [self.drafting] if alone else [self.drafting, self.plain]
-        ahead = tokens_ahead(max_new_tokens)
         self.state.begin(len(prompts), alone)
         with ThreadPoolExecutor(len(servers) * len(prompts)) as pool:
             replies = [
-                pool.submit(server.generate, input_ids=tokens, sampling_params=sampling)
+                pool.submit(server.generate, input_ids=prompt, sampling_params=sampling)
                 for prompt in prompts
-                for server, tokens in zip(servers, (prompt[ahead:], prompt), strict=False)
+                for server in servers
             ]
             wait(replies, return_when=FIRST_COMPLETED)
             self.state.end()
@@ -87,14 +85,6 @@ class Turns:
             found += map(json.loads, path.read_text().splitlines())
             os.truncate(path, 0)
         return sorted(found, key=lambda line: line.get("begun", 0.0))
-
-
-def tokens_ahead(max_new_tokens: int) -> int:
-    """By which the plain server's prompts are longer, so that on average its requests are as long.
-
-    The other server makes some eight steps for each of its own, which emit about 1.5 tokens.
-    """
-    return round(max_new_tokens * (1 - 1 / (8 * 1.5)) / 2)
 
 
 def contexts_of(tokenizer: PreTrainedTokenizerBase, length: int, seed: int) -> Iterator[list[int]]:
@@ -121,7 +111,7 @@ def measure(
 ) -> Iterator[Point]:
     """Each load for so long, and for so many cycles at least."""
     for seed, (context, batch) in enumerate(track(loads, "loads", console=console)):
-        source = make_prompts(context + tokens_ahead(tokens), seed)
+        source = make_prompts(context, seed)
         lines, steps, in_vain = [], [], 0
         begun = time.perf_counter()
         while time.perf_counter() - begun < settle:
@@ -193,11 +183,12 @@ def main(
     """Measure --speculative-adaptive against each fixed K and against no speculation.
 
     For each context length the batch grows and shrinks again (1, 8, 32, 128, 32, ...). All have
-    their turns on the same requests: for 8 steps a server without speculation, and of another one
-    each fixed K, for 32 its own choice. A rate is of decode steps; prompts are not in it. A step
-    that takes three times what others of its kind do counts as three. Steps with the same K emit
-    and take the same, whoever chose it, but for the time of choosing: else luck with the text, and
-    with the machine, would be in the rates.
+    their turns on the same requests: for 8 steps each fixed K of a server, for 32 its own choice,
+    and behind each of them, until its requests are as long, another server without speculation, of
+    whose steps 8 in the middle count. The first four steps of a turn do not. A rate is of decode
+    steps; prompts are not in it. A step that takes three times what others of its kind do counts as
+    three. Steps with the same K emit and take the same, whoever chose it, but for the time of
+    choosing: else luck with the text, and with the machine, would be in the rates.
 
     JSON: `machine`, `commit`, `model`, `max_new_tokens` and `points`, in the order of the run. Each
     has `context`, `batch`, `cycles` in which all had a turn, `mean_context` and `tok_s` of each,
@@ -214,7 +205,7 @@ def main(
     loads = [(context, size) for context in contexts or [64, 256, 768] for size in there_and_back]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         # Half as much again: steps reserve slots ahead.
-        most = max(batch * (context + tokens_ahead(max_new_tokens)) for context, batch in loads)
+        most = max(batch * context for context, batch in loads)
         room = 3 * (most + max(sizes) * max_new_tokens) // 2
         turns = start(stack, folder, max_drafts, turn, room, Path(scratch))
         found = measure(

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.turn_state import ADAPTIVE, PLAIN
+from benchmarks.turn_state import ADAPTIVE, PLAIN, UNCOUNTED
 from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
 from sglang_ascend.speculative.adaptive.value import expected_by_drafts
 
@@ -185,9 +185,9 @@ def _noise(kinds: Sequence[Kind], log_times: Array) -> tuple[float, float]:
 def _precision(names: Sequence[str], own: float, drift: float) -> Array:
     """Of the log times of steps behind each other, whatever the machine's speed was at first.
 
-    Between turns of two policies is a step that does not count.
+    Between turns of two policies are steps that do not count.
     """
-    times = np.cumsum([1, *(1 + (a != b) for a, b in pairwise(names))])
+    times = np.cumsum([1, *(1 + UNCOUNTED * (a != b) for a, b in pairwise(names))])
     precision = np.linalg.inv(drift * np.minimum.outer(times, times) + own * np.eye(len(times)))
     weight = precision.sum(1)
     return precision - np.outer(weight, weight) / weight.sum()

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 PLAIN, ADAPTIVE = "plain", "adaptive"  # the names of the servers' turns that are no fixed K's
-_NAME = "state"
+UNCOUNTED = 4  # steps of a turn at least, before those that count
+_NAME, _SIZE = "state", 10
 _GOING, _IS_PLAINS, _PLAIN_WAITS, _IS_ALONE = range(4)
-_BATCH, _CYCLE = slice(4, 6), slice(6, 8)
+_BATCH, _CYCLE, _CONTEXT = slice(4, 6), slice(6, 8), slice(8, 10)
 
 
 class TurnState:
@@ -23,17 +24,18 @@ class TurnState:
 
     def __init__(self, folder: Path) -> None:
         with (folder / _NAME).open("r+b") as file:
-            self._bytes = mmap.mmap(file.fileno(), 8)
+            self._bytes = mmap.mmap(file.fileno(), _SIZE)
 
     @classmethod
     def made(cls, folder: Path) -> TurnState:
-        (folder / _NAME).write_bytes(bytes(8))
+        (folder / _NAME).write_bytes(bytes(_SIZE))
         return cls(folder)
 
     def begin(self, batch: int, is_alone: bool) -> None:
         """Turns are taken while ``batch`` requests run, or the server with drafts has them
         alone."""
         self._bytes[_IS_PLAINS] = self._bytes[_PLAIN_WAITS] = False
+        self._bytes[_CONTEXT] = bytes(2)
         self._bytes[_BATCH] = batch.to_bytes(2, "little")
         self._bytes[_IS_ALONE] = is_alone
         self._bytes[_GOING] = not is_alone
@@ -63,8 +65,14 @@ class TurnState:
         """Whether a step of this batch is one of the load's."""
         return self.is_going and len(batch.reqs) == int.from_bytes(self._bytes[_BATCH], "little")
 
-    def give_plain_a_turn(self) -> None:
+    @property
+    def context(self) -> int:
+        """Tokens of a request at which the plain server's turn ends."""
+        return int.from_bytes(self._bytes[_CONTEXT], "little")
+
+    def give_plain_a_turn(self, context: int) -> None:
         """Until the plain server has had it."""
+        self._bytes[_CONTEXT] = context.to_bytes(2, "little")
         self._bytes[_IS_PLAINS] = True
         self.wait_for_plain()
 

@@ -1,12 +1,15 @@
 """Policies of drafts, and a server without speculation, that take turns every few steps.
 
 A server with --speculative-adaptive runs each fixed K and its own choice by turns, on the same
-requests. So does a second server, without speculation, on copies of them: while one of the two has
-a turn the other one waits. What a machine does to all of them within a second is no difference.
+requests. Behind each of them a second server, without speculation, has a turn on copies of them,
+until they are as long; those of its steps count that come to the middle of what the turn before has
+emitted. While one of the two has a turn the other one waits. What a machine does to all of them
+within a second is no difference.
 
 $TURNS names the folder of ``TurnState``; each step that counts is a line there, in drafts.jsonl or
-plain.jsonl. The first step of a turn does not count: it verifies the chain of the
-turn before, and runs the MTP layer on what that has skipped.
+plain.jsonl. The first steps of a turn do not count: the very first verifies the chain of the turn
+before, and runs the MTP layer on what that has skipped, and some find the processor's caches as the
+other server left them.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any, TextIO
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from benchmarks.turn_state import ADAPTIVE, PLAIN, TurnState
+from benchmarks.turn_state import ADAPTIVE, PLAIN, UNCOUNTED, TurnState
 from sglang_ascend.plugin.requests.unsettled import Unsettled
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 
@@ -53,12 +56,12 @@ def share_a_core() -> None:
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
-def context_of(batch: Any) -> int:
-    """Tokens of the first request, as the others have them."""
-    return batch.reqs[0].kv.kv_committed_len
+def context_of(batch: Any) -> float:
+    """Cached tokens of a request, on average."""
+    return sum(req.kv.kv_committed_len for req in batch.reqs) / len(batch.reqs)
 
 
-def facts_of(batch: Any) -> dict[str, int]:
+def facts_of(batch: Any) -> dict[str, float]:
     return {"requests": len(batch.reqs), "context": context_of(batch)}
 
 
@@ -69,6 +72,7 @@ class Step:
         self._out, self.policy, self._counts, self._known = out, policy, counts, known
         self.begun = time.perf_counter()
         self.choosing = 0.0  # seconds
+        self.telling = 0.0  # seconds that the benchmark took itself
 
     def tell(self, **known: Any) -> None:
         self._known |= known
@@ -76,11 +80,13 @@ class Step:
             self._out.write(json.dumps({"begun": self.begun, **self._known}) + "\n")
 
     def end(self) -> None:
-        self.tell(seconds=time.perf_counter() - self.begun, choosing=self.choosing)
+        seconds = time.perf_counter() - self.begun - self.telling
+        self.tell(seconds=seconds, choosing=self.choosing)
 
 
 class DraftTurns:
-    """In place of a server's policy: each K's, its own, and the plain server's, in random order.
+    """In place of a server's policy: each K's and its own, in random order, and behind each of them
+    a turn of the plain server.
 
     Outside turns the server chooses by itself, and learns what steps cost only while it is alone:
     else the plain server may compute on the same core.
@@ -91,8 +97,9 @@ class DraftTurns:
         self.out = (FOLDER / "drafts.jsonl").open("a", buffering=1)
         self.policies: dict[str, AdaptiveDrafts] = {}
         self.ahead: list[str] = []
-        self.name, self.left = ADAPTIVE, 0
+        self.name, self.left, self.uncounted = ADAPTIVE, 0, 0
         self.is_new = False  # no turn of its own choice has begun since the prompts
+        self.is_first = True  # no turn has
         self.last: Step | None = None
         self.unsettled = Unsettled[Step]()
 
@@ -105,7 +112,7 @@ class DraftTurns:
             self.policies = {**fixed, ADAPTIVE: adaptive.policy}
         if self.left > 0:
             self.ahead.append(self.name)  # the last reply's end cut its turn short
-        self.is_new, self.last, self.left = True, None, 0
+        self.is_new, self.is_first, self.last, self.left = True, True, None, 0
         return original(adaptive, *args)
 
     def begin(self, original: Any, adaptive: Any, batch: Any, *args: Any) -> tuple[int, int]:
@@ -113,9 +120,8 @@ class DraftTurns:
         if self.last is not None:
             self.last.end()
         in_turn = self.state.counts(batch)
-        first = in_turn and self.left == 0
-        if first:
-            self._next_turn()
+        if in_turn and self.left == 0:
+            self._next_turn(round(context_of(batch)))
             self._take_turn(adaptive, batch)
         elif not in_turn:
             adaptive.policy = self.policies[ADAPTIVE]
@@ -124,7 +130,8 @@ class DraftTurns:
         self.left -= in_turn
         known = {"name": self.name, "cycle": self.state.cycle, "chain": adaptive.in_chains}
         known |= facts_of(batch)
-        step = Step(self.out, adaptive.policy, in_turn and not first, **known)
+        step = Step(self.out, adaptive.policy, in_turn and self.uncounted == 0, **known)
+        self.uncounted -= self.uncounted > 0
         begun = time.perf_counter()
         verified, drafted = original(adaptive, batch, *args)
         step.choosing += time.perf_counter() - begun
@@ -133,22 +140,21 @@ class DraftTurns:
         self.unsettled.append(len(batch.reqs), step)
         return verified, drafted
 
-    def _next_turn(self) -> None:
-        """The plain server has its own meanwhile."""
+    def _next_turn(self, context: int) -> None:
+        """Behind one of the plain server to where this one is."""
         self.state.wait_for_plain()
-        while (name := self._draw()) == PLAIN:
-            self.state.give_plain_a_turn()
-        self.name = name
-
-    def _draw(self) -> str:
+        if not self.is_first:
+            self.state.give_plain_a_turn(context)
+        self.is_first = False
         if not self.ahead:
-            self.ahead = [*self.policies, PLAIN]
+            self.ahead = list(self.policies)
             random.shuffle(self.ahead)
             self.state.next_cycle()
-        return self.ahead.pop()
+        self.name = self.ahead.pop()
 
     def _take_turn(self, adaptive: Any, batch: Any) -> None:
-        self.left = STEPS_OF_A_TURN * (OWN_TURNS if self.name == ADAPTIVE else 1) + 1
+        self.left = UNCOUNTED + STEPS_OF_A_TURN * (OWN_TURNS if self.name == ADAPTIVE else 1)
+        self.uncounted = UNCOUNTED
         adaptive.policy = self.policies[self.name]
         adaptive._timed = None  # the step before was another policy's
         if self.name != ADAPTIVE:
@@ -160,23 +166,25 @@ class DraftTurns:
         predicted = adaptive.policy.speedups(*load)
         # The others' turns lie between, in which the machine went on: to a policy that is not told
         # it would seem to jump.
-        adaptive.policy.costs.num_steps += (len(self.policies) + 1) * (STEPS_OF_A_TURN + 1)
+        adaptive.policy.costs.num_steps += (2 * len(self.policies) - 1) * STEPS_OF_A_TURN
         self.out.write(json.dumps({"predicted": predicted}) + "\n")
 
     def settle(self, original: Any, adaptive: Any, accepted: Any, *args: Any) -> Any:
         """Around ``AdaptiveSteps.settle``: what a policy's steps accept no other one learns."""
+        began = time.perf_counter()
         step = self.unsettled.settle(len(accepted))
         if step is None:
             return original(adaptive, accepted, *args)
         drafts = range(1, step.policy.max_drafts + 1)
         step.tell(kept=[sum(n >= draft for n in accepted) for draft in drafts])
-        now, adaptive.policy, begun = adaptive.policy, step.policy, time.perf_counter()
+        now, adaptive.policy, settling = adaptive.policy, step.policy, time.perf_counter()
         try:
             return original(adaptive, accepted, *args)
         finally:
             adaptive.policy = now
             if self.last is not None:
-                self.last.choosing += time.perf_counter() - begun
+                self.last.choosing += time.perf_counter() - settling
+                self.last.telling += settling - began
 
 
 class PlainTurns:
@@ -185,7 +193,8 @@ class PlainTurns:
     def __init__(self) -> None:
         self.state = TurnState(FOLDER)
         self.out = (FOLDER / "plain.jsonl").open("a", buffering=1)
-        self.left = 0
+        self.left = self.uncounted = 0
+        self.counts_from = 0.0  # cached tokens of a request
         self.last: Step | None = None
 
     def run_batch(self, original: Any, scheduler: Any, batch: Any, *args: Any) -> Any:
@@ -197,13 +206,15 @@ class PlainTurns:
             share_a_core()
             self.left = 0
             return original(scheduler, batch, *args)
-        in_turn = self.state.counts(batch)
-        first = in_turn and self.left == 0
-        if first:
+        in_turn, context = self.state.counts(batch), context_of(batch)
+        if in_turn and self.left == 0 and context >= self.state.context:
             self.state.wait_for_turn()
-            self.left = STEPS_OF_A_TURN + 1
-        self.left -= in_turn
-        if in_turn and not first:
+            self.left, self.uncounted = STEPS_OF_A_TURN, UNCOUNTED
+            self.counts_from = (context + self.state.context - STEPS_OF_A_TURN) / 2
+        counts = in_turn and self.uncounted == 0 and self.left > 0 and context >= self.counts_from
+        self.uncounted -= self.uncounted > 0
+        self.left -= counts
+        if counts:
             known = {"name": PLAIN, "cycle": self.state.cycle, "chain": 0, "kept": [], "drafts": 0}
             self.last = Step(self.out, None, True, **known, **facts_of(batch))
         return original(scheduler, batch, *args)
