@@ -100,6 +100,7 @@ class DraftTurns:
         self.name, self.left, self.uncounted = ADAPTIVE, 0, 0
         self.is_new = False  # no turn of its own choice has begun since the prompts
         self.is_first = True  # no turn has
+        self.came_to, self.between = 0, 0  # tokens of a request; steps since its own choice
         self.last: Step | None = None
         self.unsettled = Unsettled[Step]()
 
@@ -145,7 +146,8 @@ class DraftTurns:
         self.state.wait_for_plain()
         if not self.is_first:
             self.state.give_plain_a_turn(context)
-        self.is_first = False
+            self.between += context - self.came_to
+        self.is_first, self.came_to = False, context
         if not self.ahead:
             self.ahead = list(self.policies)
             random.shuffle(self.ahead)
@@ -158,6 +160,7 @@ class DraftTurns:
         adaptive.policy = self.policies[self.name]
         adaptive._timed = None  # the step before was another policy's
         if self.name != ADAPTIVE:
+            self.between += self.left
             return
         load = len(batch.reqs), context_of(batch)
         if self.is_new:
@@ -166,7 +169,8 @@ class DraftTurns:
         predicted = adaptive.policy.speedups(*load)
         # The others' turns lie between, in which the machine went on: to a policy that is not told
         # it would seem to jump.
-        adaptive.policy.costs.num_steps += (2 * len(self.policies) - 1) * STEPS_OF_A_TURN
+        adaptive.policy.costs.num_steps += self.between
+        self.between = 0
         self.out.write(json.dumps({"predicted": predicted}) + "\n")
 
     def settle(self, original: Any, adaptive: Any, accepted: Any, *args: Any) -> Any:
