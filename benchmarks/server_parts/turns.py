@@ -61,10 +61,6 @@ def context_of(batch: Any) -> float:
     return sum(req.kv.kv_committed_len for req in batch.reqs) / len(batch.reqs)
 
 
-def facts_of(batch: Any) -> dict[str, float]:
-    return {"requests": len(batch.reqs), "context": context_of(batch)}
-
-
 class Step:
     """A line of the file, once its time and the drafts that it kept are known."""
 
@@ -99,8 +95,8 @@ class DraftTurns:
         self.ahead: list[str] = []
         self.name, self.left, self.uncounted = ADAPTIVE, 0, 0
         self.is_new = False  # no turn of its own choice has begun since the prompts
-        self.is_first = True  # no turn has
-        self.came_to, self.between = 0, 0  # tokens of a request; steps since its own choice
+        self.came_to: int | None = None  # tokens of a request at the last turn's start, if any
+        self.between = 0  # steps since its own choice
         self.last: Step | None = None
         self.unsettled = Unsettled[Step]()
 
@@ -113,24 +109,24 @@ class DraftTurns:
             self.policies = {**fixed, ADAPTIVE: adaptive.policy}
         if self.left > 0:
             self.ahead.append(self.name)  # the last reply's end cut its turn short
-        self.is_new, self.is_first, self.last, self.left = True, True, None, 0
+        self.is_new, self.came_to, self.last, self.left = True, None, None, 0
         return original(adaptive, *args)
 
     def begin(self, original: Any, adaptive: Any, batch: Any, *args: Any) -> tuple[int, int]:
         """Around ``AdaptiveSteps.begin``."""
         if self.last is not None:
             self.last.end()
-        in_turn = self.state.counts(batch)
+        in_turn, context = self.state.counts(batch), context_of(batch)
         if in_turn and self.left == 0:
-            self._next_turn(round(context_of(batch)))
-            self._take_turn(adaptive, batch)
+            self._next_turn(round(context))
+            self._take_turn(adaptive, len(batch.reqs), context)
         elif not in_turn:
             adaptive.policy = self.policies[ADAPTIVE]
             if not self.state.is_alone:
                 adaptive._timed = None
         self.left -= in_turn
         known = {"name": self.name, "cycle": self.state.cycle, "chain": adaptive.in_chains}
-        known |= facts_of(batch)
+        known |= {"requests": len(batch.reqs), "context": context}
         step = Step(self.out, adaptive.policy, in_turn and self.uncounted == 0, **known)
         self.uncounted -= self.uncounted > 0
         begun = time.perf_counter()
@@ -144,17 +140,17 @@ class DraftTurns:
     def _next_turn(self, context: int) -> None:
         """Behind one of the plain server to where this one is."""
         self.state.wait_for_plain()
-        if not self.is_first:
+        if self.came_to is not None:
             self.state.give_plain_a_turn(context)
             self.between += context - self.came_to
-        self.is_first, self.came_to = False, context
+        self.came_to = context
         if not self.ahead:
             self.ahead = list(self.policies)
             random.shuffle(self.ahead)
             self.state.next_cycle()
         self.name = self.ahead.pop()
 
-    def _take_turn(self, adaptive: Any, batch: Any) -> None:
+    def _take_turn(self, adaptive: Any, batch_size: int, context: float) -> None:
         self.left = UNCOUNTED + STEPS_OF_A_TURN * (OWN_TURNS if self.name == ADAPTIVE else 1)
         self.uncounted = UNCOUNTED
         adaptive.policy = self.policies[self.name]
@@ -162,11 +158,10 @@ class DraftTurns:
         if self.name != ADAPTIVE:
             self.between += self.left
             return
-        load = len(batch.reqs), context_of(batch)
         if self.is_new:
-            adaptive.policy.start_anew(*load)
+            adaptive.policy.start_anew(batch_size, context)
         self.is_new = False
-        predicted = adaptive.policy.speedups(*load)
+        predicted = adaptive.policy.speedups(batch_size, context)
         # The others' turns lie between, in which the machine went on: to a policy that is not told
         # it would seem to jump.
         adaptive.policy.costs.num_steps += self.between
@@ -220,7 +215,8 @@ class PlainTurns:
         self.left -= counts
         if counts:
             known = {"name": PLAIN, "cycle": self.state.cycle, "chain": 0, "kept": [], "drafts": 0}
-            self.last = Step(self.out, None, True, **known, **facts_of(batch))
+            known |= {"requests": len(batch.reqs), "context": context}
+            self.last = Step(self.out, None, True, **known)
         return original(scheduler, batch, *args)
 
 
