@@ -64,7 +64,7 @@ class Turns:
                 for server in servers
             ]
             wait(replies, return_when=FIRST_COMPLETED)
-            self.state.end()
+            self.state.stop()
             for server in servers:
                 self._post(server, "abort_request", json={"abort_all": True})
             for reply in replies:
@@ -184,11 +184,11 @@ def main(
 
     For each context length the batch grows and shrinks again (1, 8, 32, 128, 32, ...). All have
     their turns on the same requests: for 8 steps each fixed K of a server, for 32 its own choice,
-    and behind each of them, until its requests are as long, another server without speculation, of
-    whose steps 8 in the middle count. The first four steps of a turn do not. A rate is of decode
-    steps; prompts are not in it. A step that takes three times what others of its kind do counts as
-    three. Steps with the same K emit and take the same, whoever chose it, but for the time of
-    choosing: else luck with the text, and with the machine, would be in the rates.
+    and between two of them another server without speculation, of whose steps those 8 count that
+    come to where the turn before has ended. The first four steps of a turn do not. A rate is of
+    decode steps; prompts are not in it. A step that takes three times what others of its kind do
+    counts as three. Steps with the same K emit and take the same, whoever chose it, but for the
+    time of choosing: else luck with the text, and with the machine, would be in the rates.
 
     JSON: `machine`, `commit`, `model`, `max_new_tokens` and `points`, in the order of the run. Each
     has `context`, `batch`, `cycles` in which all had a turn, `mean_context` and `tok_s` of each,

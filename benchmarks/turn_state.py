@@ -10,9 +10,9 @@ from typing import Any
 
 PLAIN, ADAPTIVE = "plain", "adaptive"  # the names of the servers' turns that are no fixed K's
 UNCOUNTED = 4  # steps of a turn at least, before those that count
-_NAME, _SIZE = "state", 10
+_NAME, _SIZE = "state", 12
 _GOING, _IS_PLAINS, _PLAIN_WAITS, _IS_ALONE = range(4)
-_BATCH, _CYCLE, _CONTEXT = slice(4, 6), slice(6, 8), slice(8, 10)
+_BATCH, _CYCLE, _MIDDLE, _END = slice(4, 6), slice(6, 8), slice(8, 10), slice(10, 12)
 
 
 class TurnState:
@@ -35,12 +35,12 @@ class TurnState:
         """Turns are taken while ``batch`` requests run, or the server with drafts has them
         alone."""
         self._bytes[_IS_PLAINS] = self._bytes[_PLAIN_WAITS] = False
-        self._bytes[_CONTEXT] = bytes(2)
+        self._bytes[_MIDDLE] = self._bytes[_END] = bytes(2)
         self._bytes[_BATCH] = batch.to_bytes(2, "little")
         self._bytes[_IS_ALONE] = is_alone
         self._bytes[_GOING] = not is_alone
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Nobody waits any longer: a reply has ended."""
         self._bytes[_GOING] = False
 
@@ -66,13 +66,19 @@ class TurnState:
         return self.is_going and len(batch.reqs) == int.from_bytes(self._bytes[_BATCH], "little")
 
     @property
-    def context(self) -> int:
-        """Tokens of a request at which the plain server's turn ends."""
-        return int.from_bytes(self._bytes[_CONTEXT], "little")
+    def middle(self) -> int:
+        """Tokens of a request at which the plain server's steps are to be compared."""
+        return int.from_bytes(self._bytes[_MIDDLE], "little")
 
-    def give_plain_a_turn(self, context: int) -> None:
+    @property
+    def end(self) -> int:
+        """Tokens of a request at which the plain server's turn ends."""
+        return int.from_bytes(self._bytes[_END], "little")
+
+    def give_plain_a_turn(self, middle: int, end: int) -> None:
         """Until the plain server has had it."""
-        self._bytes[_CONTEXT] = context.to_bytes(2, "little")
+        self._bytes[_MIDDLE] = middle.to_bytes(2, "little")
+        self._bytes[_END] = end.to_bytes(2, "little")
         self._bytes[_IS_PLAINS] = True
         self.wait_for_plain()
 

@@ -1,10 +1,11 @@
 """Policies of drafts, and a server without speculation, that take turns every few steps.
 
 A server with --speculative-adaptive runs each fixed K and its own choice by turns, on the same
-requests. Behind each of them a second server, without speculation, has a turn on copies of them,
-until they are as long; those of its steps count that come to the middle of what the turn before has
-emitted. While one of the two has a turn the other one waits. What a machine does to all of them
-within a second is no difference.
+requests. Between each two of them a second server, without speculation, has a turn on copies of
+them. Those of its steps count that are at the context where the turn before has ended; then it goes
+on by half of what the next turn is going to emit. So the two turns of the plain server around one
+of the other's are at contexts that are shorter and longer by the same. While one of the two has a
+turn the other one waits. What a machine does to all of them within a second is no difference.
 
 $TURNS names the folder of ``TurnState``; each step that counts is a line there, in drafts.jsonl or
 plain.jsonl. The first steps of a turn do not count: the very first verifies the chain of the turn
@@ -61,6 +62,10 @@ def context_of(batch: Any) -> float:
     return sum(req.kv.kv_committed_len for req in batch.reqs) / len(batch.reqs)
 
 
+def _steps_of(name: str) -> int:
+    return UNCOUNTED + STEPS_OF_A_TURN * (OWN_TURNS if name == ADAPTIVE else 1)
+
+
 class Step:
     """A line of the file, once its time and the drafts that it kept are known."""
 
@@ -96,6 +101,8 @@ class DraftTurns:
         self.name, self.left, self.uncounted = ADAPTIVE, 0, 0
         self.is_new = False  # no turn of its own choice has begun since the prompts
         self.came_to: int | None = None  # tokens of a request at the last turn's start, if any
+        self.plain_came_to = 0
+        self.emitted: dict[str, int] = {}  # tokens of a request in a policy's last turn
         self.between = 0  # steps since its own choice
         self.last: Step | None = None
         self.unsettled = Unsettled[Step]()
@@ -138,20 +145,27 @@ class DraftTurns:
         return verified, drafted
 
     def _next_turn(self, context: int) -> None:
-        """Behind one of the plain server to where this one is."""
+        """Behind one of the plain server."""
         self.state.wait_for_plain()
-        if self.came_to is not None:
-            self.state.give_plain_a_turn(context)
-            self.between += context - self.came_to
+        if self.came_to is None:
+            middle, self.plain_came_to = context + _steps_of(PLAIN) // 2, context
+        else:
+            middle, self.emitted[self.name] = context, context - self.came_to
         self.came_to = context
-        if not self.ahead:
+        is_new_cycle = not self.ahead
+        if is_new_cycle:
             self.ahead = list(self.policies)
             random.shuffle(self.ahead)
-            self.state.next_cycle()
         self.name = self.ahead.pop()
+        end = context + self.emitted.get(self.name, _steps_of(self.name)) // 2
+        self.state.give_plain_a_turn(middle, end)
+        self.between += end - self.plain_came_to
+        self.plain_came_to = end
+        if is_new_cycle:
+            self.state.next_cycle()
 
     def _take_turn(self, adaptive: Any, batch_size: int, context: float) -> None:
-        self.left = UNCOUNTED + STEPS_OF_A_TURN * (OWN_TURNS if self.name == ADAPTIVE else 1)
+        self.left = _steps_of(self.name)
         self.uncounted = UNCOUNTED
         adaptive.policy = self.policies[self.name]
         adaptive._timed = None  # the step before was another policy's
@@ -206,10 +220,11 @@ class PlainTurns:
             self.left = 0
             return original(scheduler, batch, *args)
         in_turn, context = self.state.counts(batch), context_of(batch)
-        if in_turn and self.left == 0 and context >= self.state.context:
+        if in_turn and self.left == 0 and context >= self.state.end:
             self.state.wait_for_turn()
             self.left, self.uncounted = STEPS_OF_A_TURN, UNCOUNTED
-            self.counts_from = (context + self.state.context - STEPS_OF_A_TURN) / 2
+            # Of the other server's turns the steps that count are so much behind the middle.
+            self.counts_from = self.state.middle + (UNCOUNTED - STEPS_OF_A_TURN) / 2
         counts = in_turn and self.uncounted == 0 and self.left > 0 and context >= self.counts_from
         self.uncounted -= self.uncounted > 0
         self.left -= counts
