@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from sglang_ascend import env
+
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "features.md"
 REFUSE_FLAGS = (
@@ -22,6 +24,7 @@ REFUSE_FLAGS = (
     ),
     (ROOT / "sglang_ascend/speculative/config.py", ("resolve_config",)),
 )
+FLAG = re.compile(r"--[a-z0-9-]*[a-z0-9]")
 REQUESTS = ROOT / "tests" / "serving" / "test_features.py"
 
 
@@ -94,6 +97,20 @@ def test_every_row_has_a_state_and_names_its_test():
 
 def test_every_refusal_of_the_table_is_one_of_the_code():
     assert refusals_without_code(TABLE.read_text(encoding="utf-8")) == []
+
+
+def test_every_flag_that_the_code_refuses_is_in_the_documentation():
+    documented = "".join(path.read_text(encoding="utf-8") for path in TABLE.parent.glob("*.md"))
+    refused = {flag for path, names in REFUSE_FLAGS for flag in FLAG.findall(text_of(path, names))}
+    assert len(refused) > 20
+    assert [flag for flag in sorted(refused) if f"`{flag}" not in documented] == []
+
+
+def test_the_table_of_variables_is_that_of_the_code():
+    table = TABLE.read_text(encoding="utf-8").partition("| variable |")[2].partition("\n\n")[0]
+    documented = re.findall(r"^\| `(\w+)` \| `?([^|`]*?)`? ?\|", table, flags=re.MULTILINE)
+    by_hand = [variable for variable in env.VARIABLES if variable is not env.SERVES_MTP]
+    assert documented == sorted((variable.name, variable.default) for variable in by_hand)
 
 
 @pytest.mark.parametrize(

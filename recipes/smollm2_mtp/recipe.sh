@@ -5,8 +5,8 @@
 # 12 GB of disk, 8 GB of memory.
 # Every command resumes where it was killed. Bitwise reproduction is not promised: the generator's
 # shards depend on where it was interrupted, and floating-point sums on the machine.
-# The artifact's layer has acceptance length 2.27 (K=3, greedy, held-out chat, non-looping; 2.19 to 2.36). It was trained
-# in nine parts, which provenance.json beside it describes, the last on a GPU (`python -m recipes.smollm2_mtp.card`);
+# The artifact's layer has acceptance length 2.33 (K=3, greedy, held-out chat, non-looping; 2.24 to 2.42). It was trained
+# in ten parts, which provenance.json beside it describes, the last on a GPU (`python -m recipes.smollm2_mtp.card`);
 # this is one run, on a quarter as many tokens.
 set -euo pipefail
 mkdir -p "${1:?usage: recipe.sh WORK_FOLDER}"

@@ -97,5 +97,5 @@ def _unsupported_with_lengths(flag: str, server_args: Any) -> dict[str, bool]:
     return {
         # A prompt comes without a prefill, by which the length of its chain is known.
         f"{flag} with --disaggregation-mode": server_args.disaggregation_mode != "null",
-        f"{flag} with SGLANG_ASCEND_LOSSY_ACCEPTANCE": lossy_acceptance.policy() is not None,
+        f"{flag} with {env.LOSSY_ACCEPTANCE.name}": lossy_acceptance.policy() is not None,
     }
