@@ -143,6 +143,8 @@ def verify_npu(
 
     parts, models = part or list(Part), model or list(catalog.MODELS)
     with refusals(machine.NoNpuError):
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out {out} is no folder; name one.")
         described = machine.describe(device)
         folders = tuple(
             Path(name) if Path(name).is_dir() else catalog.model_path(name)

@@ -135,6 +135,7 @@ def _events(lines: HTTPResponse) -> Iterator[dict[str, Any]]:
         if "error" in event:
             raise ServerError(f"the server ended its reply: {_message(data.encode())}")
         yield event
+    raise ServerError("the server ended its reply before it was complete: see its log.")
 
 
 def _message(body: bytes) -> str:

@@ -67,8 +67,7 @@ def bench(
     from sglang_ascend.bench.rounds import TASKS, read_tasks
 
     with refusals(RuntimeError):
-        if not out.parent.is_dir():
-            raise ValueError(f"{out.parent} is no folder: --out needs one that exists.")
+        refuse_bad_out(out)
         tasks = run.select(read_tasks(prompts or TASKS), task or [], num_prompts)
         if compare and all(Path(name).is_file() for name in compare):
             report = run.compare_reports({"a": Path(compare[0]), "b": Path(compare[1])})
@@ -80,6 +79,13 @@ def bench(
         typer.echo(json.dumps(report, indent=1))
     else:
         print_report(report)
+
+
+def refuse_bad_out(out: Path) -> None:
+    if not out.name:
+        raise ValueError(f"--out {out} is a folder: name the files in it, as {out / 'bench'}.")
+    if not out.parent.is_dir():
+        raise ValueError(f"{out.parent} is no folder: --out needs one that exists.")
 
 
 def write(report: Mapping[str, Any], out: Path) -> None:

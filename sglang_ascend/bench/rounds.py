@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,10 +88,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Round:
-    """The prompts ``first`` to ``first + batch - 1`` of a task, on every server."""
+    """The prompts ``first`` to ``first + batch - 1`` of a task, on every server.
+
+    ``prompts`` is the SHA-256 of their JSON: reports are compared where they had the same.
+    """
 
     task: str
     first: int
+    prompts: str
     samples: dict[str, Sample]
 
     @property
@@ -100,7 +105,7 @@ class Round:
     @classmethod
     def of_json(cls, row: Mapping[str, Any]) -> Round:
         samples = {name: Sample(**sample) for name, sample in row["samples"].items()}
-        return cls(row["task"], row["first"], samples)
+        return cls(row["task"], row["first"], row["prompts"], samples)
 
 
 def measure(
@@ -135,12 +140,11 @@ def read_tasks(path: Path = TASKS) -> dict[str, list[str]]:
     Raises:
         ValueError: the file holds anything else.
     """
-    rows = json.loads(path.read_text(encoding="utf-8"))
     tasks: dict[str, list[str]] = {}
     try:
-        for row in rows:
+        for row in json.loads(path.read_text(encoding="utf-8")):
             tasks.setdefault(row["domain"], []).append(row["prompt"])
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError):
         tasks = {}
     if not tasks:
         raise ValueError(f'{path} must be a JSON list of {{"domain": …, "prompt": …}} objects.')
@@ -162,5 +166,6 @@ def run_tasks(
     results = alternate(
         clients, lambda client, group: measure(client, group, max_new_tokens, temperature), groups
     )
-    for (task, first), result in zip(places, results, strict=True):
-        yield Round(task, first, {name: Sample.of(one) for name, one in result.items()})
+    for (task, first), group, result in zip(places, groups, results, strict=True):
+        samples = {name: Sample.of(one) for name, one in result.items()}
+        yield Round(task, first, sha256(json.dumps(group).encode()).hexdigest(), samples)

@@ -93,7 +93,7 @@ def compare_reports(paths: Mapping[str, Path]) -> dict[str, Any]:
         ValueError: a file is no report, or the two share no round.
     """
     try:
-        reports = {name: json.loads(path.read_text("utf-8")) for name, path in paths.items()}
+        reports = {name: _read_json(path) for name, path in paths.items()}
         rounds = paired(reports)
         one, other = reports.values()
         same = {key: one[key] for key in ("max_new_tokens", "batch")}
@@ -105,6 +105,13 @@ def compare_reports(paths: Mapping[str, Path]) -> dict[str, Any]:
         raise ValueError(f"these are not two reports of sglang-ascend bench: {error!r}.") from None
     servers = {name: report["servers"][report["main"]] for name, report in reports.items()}
     return {**both, **same, "servers": servers, **_figures(rounds)}
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ValueError(f"{path} is no report of sglang-ascend bench: {error}.") from None
 
 
 def _figures(rounds: Sequence[Round]) -> dict[str, Any]:

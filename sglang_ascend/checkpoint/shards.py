@@ -81,6 +81,11 @@ def _read_indexed(folder: Path, index_path: Path) -> dict[str, TensorEntry]:
                 f"{shown(shard)} lacks {shown(absent[0])} ({len(absent)} in all) that "
                 f"{INDEX_NAME} promises; copy or download both files again"
             )
+        for name in held.keys() & tensors.keys():
+            raise CheckpointError(
+                f"{shown(shard)} and {shown(tensors[name].file)} both hold {shown(name)}; "
+                "copy or download both files again"
+            )
         tensors.update(held)
     return tensors
 

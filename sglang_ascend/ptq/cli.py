@@ -132,9 +132,13 @@ def evaluate(
     Example: `sglang-ascend evaluate q --against $(sglang-ascend model-path smollm2-mtp)`
     """
     _use_threads(threads)
-    if (grid is None) == (not folders):
-        typer.echo("sglang-ascend: name checkpoints to judge, or a folder for --grid", err=True)
-        raise typer.Exit(2)
+    with refusals():
+        if (grid is None) == (not folders):
+            raise ValueError("name checkpoints to judge, or a folder for --grid")
+        if grid is not None and (svg is not None or as_json):
+            raise ValueError("--grid writes a plot and JSON itself; leave out --svg and --json")
+        if svg is not None and not svg.parent.is_dir():
+            raise ValueError(f"{svg.parent} is no folder: --svg needs one that exists")
     from sglang_ascend.ptq.grid.run import Options
 
     given = Options(against, tuple(prompts or ()), texts, max_new_tokens, num_steps, seed)
@@ -143,11 +147,12 @@ def evaluate(
         _make_grid(replace(given, include=include, **words), cells, grid)
         return
     report = _judged(folders or [], given)
+    _print(report, as_json)
     if svg:
         from sglang_ascend.ptq.report import plot
 
-        svg.write_text(plot(report), encoding="utf-8")
-    _print(report, as_json)
+        with refusals():
+            svg.write_text(plot(report), encoding="utf-8")
 
 
 def _judged(folders: list[Path], given: Options) -> dict[str, Any]:
@@ -212,7 +217,7 @@ def _report(summary: Summary, out: Path) -> None:
     """What became of the linears, on stderr."""
     from rich.console import Console
 
-    console = Console(stderr=True, soft_wrap=True)
+    console = Console(stderr=True, soft_wrap=True, markup=False)  # globs have brackets
     if summary.already_done:
         console.print(f"{out} is this recipe's output already")
     for name, count in summary.schemes.items():

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.checkpoint.reader import TensorEntry
+from sglang_ascend.checkpoint.values import refuse_not_finite
 from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear, walked
 from sglang_ascend.ptq.folding import side_file
 from sglang_ascend.ptq.folding.smooth import folded, smoothings, widths
@@ -133,10 +135,12 @@ class Quantization:
             CheckpointError: `out` exists and is another recipe's, or the layout cannot hold what
                 the recipe asks for.
         """
+        unfinished = self.out.with_name(self.out.name + ".partial")
         if self.out.exists() or self.out.is_symlink():
             self._refuse_other_output()
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a run killed behind its last step
             return self._summary(already_done=True)
-        partial = Partial(self.out.with_name(self.out.name + ".partial"), self.task)
+        partial = Partial(unfinished, self.task)
         with torch.inference_mode():
             if self.recipe.smoothing is not None:
                 scales = self._scales(partial, self.recipe.smoothing, progress)
@@ -178,26 +182,16 @@ class Quantization:
             tuple(self.fallbacks),
             tuple(float_inputs),
             tuple(self.left_float),
-            self._unmatched(),
+            self.recipe.unmatched(self._modules()),
             already_done,
         )
 
-    def _unmatched(self) -> tuple[str, ...]:
-        modules = [
+    def _modules(self) -> list[str]:
+        return [
             self.layers.prefix(number) + name
             for number in range(self.num_parts)
             for name, _ in linears(self.layers.skeleton(number))
         ]
-        return tuple(
-            ", ".join(rule.include)
-            for rule in self.recipe.rules
-            if not any(rule.scheme(module) for module in modules) and HEAD not in rule.include
-        )
-
-    def _used(self) -> list[QConfig]:
-        """The scheme of every linear that is quantized."""
-        used = [scheme for schemes in self.schemes for scheme in schemes.values()]
-        return used if self.head_scheme is None else [*used, self.head_scheme]
 
     @property
     def num_steps(self) -> int:
@@ -210,11 +204,15 @@ class Quantization:
         """What decides the result; a source that was replaced has another size or time."""
         files = sorted(path for path in self.target.folder.iterdir() if path.is_file())
         stats = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
-        return {"source": stats, **self.record}
+        return {"source": stats, **self._settings}
 
     @property
     def record(self) -> dict[str, Any]:
-        """The part of `task` that the finished checkpoint says of itself."""
+        """What the finished checkpoint says of itself; reads the whole source."""
+        return {"model": side_file.model_hashes(self.target.folder), **self._settings}
+
+    @property
+    def _settings(self) -> dict[str, Any]:
         scales = {}
         if self.smoothing is not None:
             path = self.smoothing / side_file.FOLDER / side_file.SCALES
@@ -230,8 +228,8 @@ class Quantization:
         side = self.out / SIDE_FILE
         if not side.exists() or read_side_file(side)[0] != self.record:
             raise CheckpointError(
-                f"--out {shown(self.out)} exists and is not what this recipe and seed make; name a "
-                "new folder or move it away"
+                f"--out {shown(self.out)} exists and is not what this recipe and seed make of this "
+                "model; name a new folder or move it away"
             )
 
     def _solve(self, partial: Partial, progress: Callable[[str], object]) -> None:
@@ -246,6 +244,7 @@ class Quantization:
         for number, layer, inputs in walked(self.layers, tokens, wanted):
             self._finish(partial, number, layer, inputs, progress)
         if self.head_scheme is not None and not partial.has(self.num_parts):
+            refuse_not_finite(self._tensors(HEAD, "model.embed_tokens"))
             head = self.layers.head()
             linear = nn.Linear(*head.T.shape, bias=False, device="meta")
             linear.load_state_dict({"weight": head}, assign=True)
@@ -261,6 +260,7 @@ class Quantization:
         progress: Callable[[str], object],
     ) -> None:
         prefix, solved = self.layers.prefix(number), {}
+        refuse_not_finite(self._tensors(prefix))  # a scale would be that, or lose it in silence
         kept_float = float_inputs(layer, self.schemes[number], inputs)
         for name, linear in linears(layer):
             scheme = self.schemes[number].get(name)
@@ -270,6 +270,9 @@ class Quantization:
                 solved[prefix + name] = quantize_linear(linear, scheme, seen)
         partial.write(number, solved)
         progress(prefix.removesuffix("."))
+
+    def _tensors(self, *prefixes: str) -> list[TensorEntry]:
+        return [entry for n, entry in self.target.tensors.items() if n.startswith(prefixes)]
 
     def _text(self, partial: Partial) -> list[Tensor]:
         texts = partial.text()
@@ -284,13 +287,13 @@ class Quantization:
         whole = partial.folder / "whole"
         shutil.rmtree(whole, ignore_errors=True)
         source = quantized_view(self.layers.weights.checkpoint, partial.modules())
-        weights = [scheme.weight for scheme in self._used()]
+        schemes = [scheme for schemes in self.schemes for scheme in schemes.values()]
+        weights = [scheme.weight for scheme in (*schemes, self.head_scheme) if scheme]
         is_fp8 = all(w.dtype == "fp8_e4m3" and w.scope == "per_block" for w in weights)
         writer = make_writer("fp8" if is_fp8 else "modelslim", source.layout)
         convert(source, whole, writer)
         if self.recipe.smoothing is not None:
             shutil.copytree(partial.folder / side_file.FOLDER, whole / side_file.FOLDER)
-        if writer.name == "modelslim":
-            write_side_file(whole, self.record)
+        write_side_file(whole, self.record)
         whole.rename(self.out)
         shutil.rmtree(partial.folder)

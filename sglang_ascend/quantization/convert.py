@@ -43,7 +43,10 @@ def convert(
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         _write(source, unfinished, writer, progress)
-        unfinished.chmod(0o755)  # mkdtemp's is 0o700
+        # mkdtemp's folder and safetensors' files are their owner's alone.
+        unfinished.chmod(0o755)
+        for path in unfinished.iterdir():
+            path.chmod(0o644)
         unfinished.rename(out)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

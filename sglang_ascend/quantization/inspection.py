@@ -9,7 +9,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
+from sglang_ascend.checkpoint.errors import shown
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts import Scheme
 
@@ -58,7 +60,7 @@ class Contents:
             bodies[scheme].add(self.cpu_products[module])
         for name, shares in _runs(self.layers).items():
             for scheme, share in shares.items():
-                table.add_row(name, scheme, str(share.num_modules), _megabytes(share))
+                table.add_row(Text(shown(name)), scheme, str(share.num_modules), _megabytes(share))
                 name = ""
         table.add_section()
         for scheme, share in self.totals.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -85,6 +86,14 @@ class Recipe(BaseModel):
         """Every `linear_quant`, alone or in a group."""
         process = [p for p in self.spec.process if not isinstance(p, FlexSmooth)]
         return [r for p in process for r in (p.configs if isinstance(p, Group) else [p])]
+
+    def unmatched(self, modules: Sequence[str]) -> tuple[str, ...]:
+        """The globs of each rule that matches none of the linears `modules`."""
+        return tuple(
+            ", ".join(rule.include)
+            for rule in self.rules
+            if not any(rule.scheme(module) for module in modules) and HEAD not in rule.include
+        )
 
     @property
     def smoothing(self) -> FlexSmooth | None:

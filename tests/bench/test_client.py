@@ -20,17 +20,19 @@ RUNNER = CliRunner()
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """400 to a short reply; a stream that breaks off to any other."""
+    """400 to a short reply; a stream that breaks off to any other, in silence to one of two."""
 
     def log_message(self, *args: Any) -> None:
         pass
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        piece = json.dumps({"choices": [{"delta": {"content": "Once"}}]})
         if body["max_tokens"] == 1:
             self.answer(400, b'{"object": "error", "message": "too short."}')
+        elif body["max_tokens"] == 2:
+            self.answer(200, f"data: {piece}\n\n".encode())
         else:
-            piece = json.dumps({"choices": [{"delta": {"content": "Once"}}]})
             error = json.dumps({"error": {"message": "out of memory."}})
             self.answer(200, f"data: {piece}\n\ndata: {error}\n\n".encode())
 
@@ -62,6 +64,10 @@ def test_a_refusal_is_what_the_server_says(refusing):
 
 def test_a_reply_that_breaks_off_is_an_error(refusing):
     assert "ended its reply: out of memory." in said("Hello", "--url", refusing)
+
+
+def test_a_reply_that_ends_before_it_says_so_is_an_error(refusing):
+    assert "before it was complete" in said("Hello", "--url", refusing, "--max-new-tokens", "2")
 
 
 def test_a_server_that_is_not_there_is_named():

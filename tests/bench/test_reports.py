@@ -24,14 +24,18 @@ def sample(rate: float, histogram: list[int] | None = None, loops: bool = False)
     return Sample(rate, 1.0, int(rate), histogram, [3, 1, 0, 0], loops)
 
 
+def one_round(task: str, first: int, samples: dict[str, Sample]) -> Round:
+    return Round(task, first, f"prompts {first} of {task}", samples)
+
+
 def rounds(scale: float = 1.0) -> list[Round]:
     found = [
-        Round("qa", n, {"plain": sample(plain), "mtp": sample(scale * mtp, [2, 1, 1])})
+        one_round("qa", n, {"plain": sample(plain), "mtp": sample(scale * mtp, [2, 1, 1])})
         for n, (plain, mtp) in enumerate(RATES)
     ]
     both = {"plain": sample(5.0), "mtp": sample(scale * 50.0, [0, 0, 9], loops=True)}
-    return [*found, Round("code", 0, {"plain": sample(10.0), "mtp": sample(scale * 20.0, [4])}),
-            Round("code", 1, both), Round("chinese", 0, both)]  # fmt: skip
+    return [*found, one_round("code", 0, {"plain": sample(10.0), "mtp": sample(scale * 20.0, [4])}),
+            one_round("code", 1, both), one_round("chinese", 0, both)]  # fmt: skip
 
 
 def written(path: Path, found: list[Round], temperature: float = 0.0) -> Path:
@@ -103,6 +107,16 @@ def test_two_reports_are_compared_prompt_by_prompt(tmp_path):
     assert "1.25" in bench("--compare", str(before), str(after), "--out", str(out))[1]
 
 
+def test_rounds_of_other_prompts_are_not_compared(tmp_path):
+    found = rounds()
+    changed = [replace(one, prompts="others") if one.task == "qa" else one for one in found]
+    reports = (written(tmp_path / "a.json", found), written(tmp_path / "b.json", changed))
+    out = str(tmp_path / "compared")
+    code, stdout, said = bench("--compare", *map(str, reports), "--out", out, "--json")
+    assert code == 0, said
+    assert "qa" not in json.loads(stdout)["tasks"]
+
+
 def test_a_bar_is_as_tall_as_its_rate(tmp_path):
     report = json.loads(written(tmp_path / "report.json", rounds()).read_text())
     root = ElementTree.fromstring(draw(report))
@@ -115,7 +129,7 @@ def test_a_bar_is_as_tall_as_its_rate(tmp_path):
     ("change", "sentence"),
     [
         ({"max_new_tokens": 9}, "the reports differ in max_new_tokens: 8 and 9."),
-        ({"rounds": []}, "the reports have no task in common."),
+        ({"rounds": []}, "the reports have no round of the same task and prompts."),
         ({"rounds": [{}]}, "these are not two reports"),
     ],
 )
@@ -138,6 +152,9 @@ def test_reports_that_cannot_be_compared_are_refused(change: dict[str, Any], sen
         (["--url", "http://x", "--num-steps", "2"], "--num-steps needs --model."),
         (["--model", "smollm2-mtp", "--plain-url", "http://x"], "--plain-url needs --url."),
         (["--out", "/gone/bench"], "/gone is no folder"),
+        (["--out", "."], "--out . is a folder: name the files in it"),
+        (["--prompts", __file__], f"{__file__} must be a JSON list of"),
+        (["--compare", __file__, __file__], f"{__file__} is no report of sglang-ascend bench"),
         (["--model", "gpt-5"], "'gpt-5' is not a model of this package"),
         (["--compare", "gone.json", "also.json"], "'gone.json' is no address of a server"),
     ],

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 
 import torch
+from safetensors.torch import load_file, save_file
 
 BODY_SHARD = "model-00001-of-00002.safetensors"
 MTP_SHARD = "model-00002-of-00002.safetensors"
@@ -94,6 +95,13 @@ def only_pickles(checkpoint) -> None:
 def tensor_held_twice(checkpoint) -> None:
     without_file(INDEX)(checkpoint)
     shutil.copy(checkpoint.folder / MTP_SHARD, checkpoint.folder / "old.safetensors")
+
+
+def tensor_in_two_shards(checkpoint) -> None:
+    """Both of which the index names."""
+    body, mtp = (load_file(checkpoint.folder / name) for name in (BODY_SHARD, MTP_SHARD))
+    name = next(iter(mtp))
+    save_file(body | {name: mtp[name]}, checkpoint.folder / BODY_SHARD)
 
 
 def shard_is_a_pipe(checkpoint) -> None:

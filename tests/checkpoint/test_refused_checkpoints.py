@@ -22,6 +22,7 @@ from defects import (
     shard_is_a_pipe,
     shorter,
     tensor_held_twice,
+    tensor_in_two_shards,
     with_bytes,
     with_header,
     with_index,
@@ -191,6 +192,11 @@ CASES: dict[str, tuple[str, Mutation, tuple[str, ...]]] = {
         "mimo",
         tensor_held_twice,
         (MTP_SHARD, "old.safetensors", "move one of them away"),
+    ),
+    "tensor in two shards that the index names": (
+        "mimo",
+        tensor_in_two_shards,
+        (MTP_SHARD, "both hold", "download both files again"),
     ),
     "index is no JSON": (
         "mimo",

@@ -103,6 +103,12 @@ def test_a_variable_that_leaves_us_out_or_means_nothing_is_one_problem(environ, 
     assert section.rows == tuple(environ.items())
 
 
+def test_a_cache_that_is_none_is_a_problem_of_the_models_too(monkeypatch):
+    monkeypatch.setenv("SGLANG_ASCEND_CACHE", "")
+    section = doctor.check_models()
+    assert section.rows == () and "SGLANG_ASCEND_CACHE='' is not usable" in section.problems[0]
+
+
 @pytest.mark.parametrize(
     "environ", [{}, {"SGLANG_PLUGINS": "other,sglang_ascend"}, {"HOME": "/", "SGLANG_X": "1"}]
 )

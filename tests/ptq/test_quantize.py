@@ -1,6 +1,7 @@
 """A quantized checkpoint is complete, of its recipe alone, and the same bytes after any kill."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_targets import write_target
 
 from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
@@ -214,6 +215,38 @@ def test_the_same_command_again_does_nothing_and_another_recipe_is_refused(nano,
     with pytest.raises(CheckpointError, match="is not what this recipe and seed make"):
         Quantization(nano, read_recipe("w8a16"), nano_w8a8).run()
     assert {path: path.stat().st_mtime_ns for path in nano_w8a8.iterdir()} == before
+
+
+def test_the_same_command_for_another_model_is_refused(nano, nano_w8a8, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(nano, other)
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.layers.0.mlp.down_proj.weight"].neg_()
+    save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        CheckpointError, match="is not what this recipe and seed make of this model"
+    ):
+        Quantization(other, read_recipe("w8a8"), nano_w8a8).run()
+
+
+def test_a_value_that_is_not_finite_is_refused_by_name(nano, tmp_path):
+    folder = tmp_path / "nan"
+    shutil.copytree(nano, folder)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.self_attn.o_proj.weight"][3, 5] = torch.nan
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.self_attn\.o_proj\.weight"):
+        Quantization(folder, read_recipe("w8a8"), tmp_path / "out").run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_killed_behind_its_last_step_is_done_and_leaves_nothing(nano, tmp_path):
+    """By every layout: FP8's files are not ModelSlim's."""
+    out = tmp_path / "out"
+    Quantization(nano, read_recipe("fp8"), out).run()
+    (tmp_path / "out.partial").mkdir()
+    assert Quantization(nano, read_recipe("fp8"), out).run().already_done
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_unfinished_layers_of_another_recipe_are_refused_and_kept(nano, tmp_path):

@@ -191,6 +191,7 @@ def test_companions_are_copied_but_neither_code_nor_weights_of_other_kinds(tmp_p
         "tokenizer.json",
         "chat_template.jinja",
     }
+    assert all(path.stat().st_mode & 0o777 == 0o644 for path in (tmp_path / "out").iterdir())
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_stays(tmp_path):

@@ -89,6 +89,14 @@ def test_inspect_shows_a_row_for_each_run_of_equal_layers(tmp_path):
     ]
 
 
+def test_inspect_shows_names_as_they_are_and_no_escape_in_them(tmp_path):
+    packed = packers.gptq()
+    for name in list(packed.tensors):
+        packed.tensors[name.replace("a.q_proj", "a[/b]\x1b.0.q_proj")] = packed.tensors.pop(name)
+    lines = run("inspect", packed.write(tmp_path)).stdout
+    assert "a[/b]\N{REPLACEMENT CHARACTER}.0" in lines and "\x1b" not in lines
+
+
 def test_verify_says_what_it_read():
     assert "is sound: 14 quantized modules, 19 float tensors" in run("verify", GOLDEN).stdout
     assert json.loads(run("verify", GOLDEN, "--json").stdout) == {

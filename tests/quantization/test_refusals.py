@@ -249,6 +249,22 @@ CASES: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "shape below 0": ("packed", first_value("a.q_proj.weight_shape", -1), ("weight_shape",)),
     "group out of range": ("gptq", first_value("a.q_proj.g_idx", 2), ("a.q_proj.g_idx", "outside")),
     "group below 0": ("gptq", first_value("a.q_proj.g_idx", -1), ("a.q_proj.g_idx", "outside")),
+    # tensors that the settings do not explain
+    "an order of groups that no setting says": (
+        "packed",
+        extra("a.q_proj.weight_g_idx", packers.i32(np.arange(64)[::-1] // 32)),
+        ("a.q_proj.weight_g_idx", "no actorder"),
+    ),
+    "zeros of a symmetric weight": (
+        "plain",
+        extra("a.q_proj.weight_zero_point", packers.i8(np.ones((6, 1)))),
+        ("a.q_proj.weight_zero_point", "calls the weight symmetric"),
+    ),
+    "a scale of inputs that are float": (
+        "packed",
+        extra("a.q_proj.input_scale", packers.f32(np.ones(1))),
+        ("a.q_proj.input_scale", "no static inputs"),
+    ),
     "empty": (
         "gptq",
         extra("a.q_proj.qweight", packers.i32(np.ones((0, 16)))),

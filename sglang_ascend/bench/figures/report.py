@@ -52,7 +52,7 @@ def paired(reports: Mapping[str, Mapping[str, Any]]) -> list[Round]:
     for key in ("max_new_tokens", "batch"):
         if one[key] != other[key]:
             raise ValueError(f"the reports differ in {key}: {one[key]} and {other[key]}.")
-    theirs = {(row["task"], row["first"]): row for row in other["rounds"]}
+    theirs = {(row["task"], row["prompts"]): row for row in other["rounds"]}
     rounds = [
         Round.of_json(
             row
@@ -64,10 +64,10 @@ def paired(reports: Mapping[str, Mapping[str, Any]]) -> list[Round]:
             }
         )
         for row in one["rounds"]
-        if (their := theirs.get((row["task"], row["first"])))
+        if (their := theirs.get((row["task"], row["prompts"])))
     ]
     if not rounds:
-        raise ValueError("the reports have no task in common.")
+        raise ValueError("the reports have no round of the same task and prompts.")
     return rounds
 
 

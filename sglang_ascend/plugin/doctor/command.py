@@ -246,12 +246,16 @@ def check_integer_products() -> Section:
 
 
 def check_models() -> Section:
-    from sglang_ascend.env import CACHE
+    from sglang_ascend.env import CACHE, EnvironmentVariableError
     from sglang_ascend.models.catalog import MODELS
 
     rows = []
+    try:
+        cache = CACHE.get()
+    except EnvironmentVariableError as error:
+        return Section("Models", ("model", "state", "folder"), (), (str(error),))
     for name in MODELS:
-        folder = CACHE.get() / name
+        folder = cache / name
         built = (folder / "config.json").is_file()
         state = "built" if built else f"not built ('sglang-ascend model-path {name}' builds it)"
         rows.append((name, state, str(folder)))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 Kind = Literal["norm-linear", "ov", "up-down"]
-KINDS: tuple[Kind, ...] = ("norm-linear", "ov", "up-down")
 
 # By norm, the linears that read it; behind the second half of a layer comes an MLP or its experts.
 _NORMS = {

@@ -109,6 +109,16 @@ class CompressedTensors(Layout):
                 else held.take(ZERO, (torch.int8,), *given)
             )
             zero = zero.reshape(shape).to(torch.int32)
+        elif held.has(ZERO) and bool(held.take(ZERO, (torch.int8,), *given).any()):
+            raise held.error(ZERO, "is not 0, and config.json calls the weight symmetric")
+        if group.input_rule is not None and held.has(INPUTS[0]):
+            raise held.error(INPUTS[0], "is there, and config.json has no static inputs")
+        group_index = None
+        if held.has(GROUP_INDEX):
+            group_index = _group_index(held, in_features, shape[1])
+            if not group.any_order:
+                _refuse_any_order(held, group_index, block[1])
+                group_index = None
         return QuantizedWeight(
             codes=codes,
             scale=scale,
@@ -116,7 +126,7 @@ class CompressedTensors(Layout):
             block=block,
             number_format=group.number_format,
             input_rule=group.input_rule or _static(held, group),
-            group_index=_group_index(held, in_features, shape[1]) if group.any_order else None,
+            group_index=group_index,
         )
 
 
@@ -166,6 +176,12 @@ def _static(held: ModuleTensors, group: Group) -> InputRule:
     return InputRule(
         InputKind.STATIC, group.input_format, None, float(held.scale(INPUTS[0], 1)), offset
     )
+
+
+def _refuse_any_order(held: ModuleTensors, group_index: Tensor, group_size: int) -> None:
+    in_order = torch.arange(len(group_index)) // group_size
+    if not torch.equal(group_index, in_order):
+        raise held.error(GROUP_INDEX, "has groups of any order, and config.json has no actorder")
 
 
 def _group_index(held: ModuleTensors, in_features: int, num_groups: int) -> Tensor:

@@ -60,7 +60,9 @@ def plan_speculation(
     --target-row-ms 0.5 --draft-ms 1.5`
     """
     with refusals():
-        rates = None if acceptance is None else [float(rate) for rate in acceptance.split(",")]
+        rates = None if acceptance is None else _rates(acceptance)
+        if costs is not None and batch:
+            raise PlanError("--costs has batch sizes of its own: leave out --batch.")
         if costs is not None:
             in_file, of_batch = read_costs(costs)
             rates = rates or in_file
@@ -76,6 +78,13 @@ def plan_speculation(
         typer.echo(json.dumps(plan.to_json(), indent=2))
     else:
         _print(plan)
+
+
+def _rates(acceptance: str) -> list[float]:
+    try:
+        return [float(rate) for rate in acceptance.split(",")]
+    except ValueError:
+        raise PlanError(f"--acceptance {acceptance} is no list such as 0.8,0.7,0.6.") from None
 
 
 def _print(plan: Plan) -> None:
