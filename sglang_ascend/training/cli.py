@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 class _Refusing(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
-        with refusals():
+        from safetensors import SafetensorError
+
+        with refusals(SafetensorError):
             return super().invoke(ctx)
 
 
@@ -203,7 +205,6 @@ def evaluate(
     from sglang_ascend.training.targets.start import own_layer, trained_layer
 
     target = _open(folder, device, may_be_quantized=True)
-    target.check_whole()
     layer = trained_layer(target, *runs) if runs else own_layer(target)
     if not outputs.exists():
         rows = read_prompts(prompts)
@@ -283,7 +284,9 @@ def _open(folder: Path, device: str, may_be_quantized: bool = False) -> Target:
     from sglang_ascend.training.targets.device import compute_device
     from sglang_ascend.training.targets.families import Target
 
-    return Target.open(folder, may_be_quantized, compute_device(device))
+    target = Target.open(folder, may_be_quantized, compute_device(device))
+    target.check_whole()
+    return target
 
 
 def _use_threads(threads: int) -> None:

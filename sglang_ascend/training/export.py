@@ -25,6 +25,7 @@ from sglang_ascend.training.targets.llama import zero_tensors
 
 Tensor = torch.Tensor
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_OF_OLD_LAYER = (DRAFT_VOCABULARY, "provenance.json")
 
 
 def export(target: Target, layer: MTPLayer, out: Path) -> None:
@@ -55,7 +56,7 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
     if len(shards) > 1:
         _write_json(out / INDEX_NAME, {"metadata": {}, "weight_map": weight_map})
     for path in target.folder.iterdir():
-        if path.is_file() and not path.name.endswith((*_WEIGHTS, INDEX_NAME)):
+        if path.is_file() and not path.name.endswith((*_WEIGHTS, INDEX_NAME, *_OF_OLD_LAYER)):
             shutil.copyfile(path, out / path.name)
     _write_json(out / "config.json", target.served_config)
     for path in out.iterdir():
@@ -85,7 +86,8 @@ def _export_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
         )
         name = "modelslim" if isinstance(source.layout, ModelSlim) else source.layout.name
         convert(joined, out, make_writer(name, source.layout))
-    (out / DRAFT_VOCABULARY).unlink(missing_ok=True)  # of the layer that was there
+    for name in _OF_OLD_LAYER:
+        (out / name).unlink(missing_ok=True)
     if isinstance(source.layout, Ours):
         write_side_file(out, {**source.layout.recipe, "mtp_layer": "trained behind it"})
     validate_checkpoint(out)

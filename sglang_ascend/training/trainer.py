@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
@@ -240,9 +240,12 @@ class Trainer:
         path = self.out / CHECKPOINT
         if not path.exists():
             return False
-        with safe_open(path, "pt") as file:
-            progress = json.loads(file.metadata()["progress"])
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, "pt") as file:
+                progress = json.loads(file.metadata()["progress"])
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged ({error}): delete it to begin anew.") from None
         self.layer.load_state_dict(_below("layer.", tensors))
         for name, parameter in self.layer.named_parameters():
             self.average[name].copy_(tensors[f"average.{name}"])

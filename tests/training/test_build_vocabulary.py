@@ -21,6 +21,8 @@ from sglang_ascend.speculative.vocabulary.file import (
     read_vocabulary,
 )
 from sglang_ascend.training.generation.conversation import FORCED, REPLY
+from sglang_ascend.training.vocabulary.build import Builder
+from sglang_ascend.training.vocabulary.sources import parse_sources
 
 VOCAB_SIZE = 4096
 ENGLISH = "Tom has 12 apples and buys 30 more. How many apples does Tom have in all?\n"
@@ -160,3 +162,19 @@ def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, change, words):
     with pytest.raises(DraftVocabularyError, match=words) as caught:
         read_vocabulary(tmp_path, 10)
     assert str(path) in str(caught.value)
+
+
+def test_lists_that_are_refused_leave_the_file_that_is_there(tokenizer, texts, tmp_path):
+    build("--text", texts["en.txt"], "--out", tmp_path, "--size", 20)
+    path = tmp_path / "draft_vocabulary.json"
+    before = path.read_bytes()
+    builder = Builder(ARTIFACT)
+    counted = builder.count(parse_sources([str(texts["en.txt"])]), lambda source, number: None)
+    builder.vocab_size -= 1  # the lists are of another tokenizer
+    with pytest.raises(
+        DraftVocabularyError, match="build it with this model's tokenizer"
+    ) as caught:
+        builder.write(tmp_path, *counted, size=20)
+    assert str(path) in str(caught.value)
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir() if "draft" in one.name] == [path.name]

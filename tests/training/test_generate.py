@@ -190,3 +190,25 @@ def test_the_draft_vocabulary_holds_special_and_frequent_tokens_then_low_ids(tar
     assert everything == list(range(20))
     write_draft_vocabulary(tmp_path, ids)
     assert json.loads((tmp_path / "draft_vocabulary.json").read_text()) == {"token_ids": ids}
+
+
+def test_conversations_fit_where_little_does_and_a_user_turn_without_an_end_is_none(
+    target, tmp_path
+):
+    """Of prompts of templates too, some of which are longer than all that is left."""
+    config = replace(CONFIG, max_length=34, max_user_tokens=30, own_prompt_share=0.5)
+    generate_shards(target, tmp_path, config, set(), 200)
+    for path in sorted(tmp_path.glob("*.safetensors")):
+        shard = load_file(path)
+        assert int(shard["lengths"].max()) <= 34
+        assert all(isinstance(prompt, str) for prompt in read_prompt_list(path))
+    generate_shards(target, tmp_path, config, set(), 260)  # goes on behind them
+
+
+def test_replies_that_are_not_whole_are_said_to_be(tmp_path):
+    path = tmp_path / "outputs.safetensors"
+    path.write_bytes(b"cut")
+    with pytest.raises(
+        ValueError, match=r"outputs\.safetensors holds no whole replies .* delete it"
+    ):
+        load_outputs(path)

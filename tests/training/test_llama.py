@@ -144,3 +144,19 @@ def test_a_target_without_tokenizer_is_refused(tmp_path):
 def test_a_llama_is_quantized_as_what_it_is_served_as(llama):
     with pytest.raises(CheckpointError, match="quantize the checkpoint that `sglang-ascend train"):
         Layers(Target.open(llama), Weights(llama))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window in config.json"),
+        ({"model_type": "mimo", "auto_map": {"AutoConfig": "x.y"}}, "delete auto_map"),
+    ],
+)
+def test_what_could_not_be_served_is_refused_before_it_is_trained(tmp_path, change, said):
+    folder = write_target(tmp_path / "target", "Qwen2ForCausalLM")
+    Target.open(folder).check_whole()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(CheckpointError, match=said):
+        Target.open(folder).check_whole()

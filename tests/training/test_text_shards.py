@@ -12,6 +12,7 @@ from transformers import AutoTokenizer
 from sglang_ascend.training.data import load_shards
 from sglang_ascend.training.draft_vocabulary import frequent_ids
 from sglang_ascend.training.generation import text as text_module
+from sglang_ascend.training.generation.prompts import prompt_key
 from sglang_ascend.training.generation.text import hidden_states, write_text_shards
 from sglang_ascend.training.provenance import generated
 from sglang_ascend.training.targets import packs
@@ -89,6 +90,38 @@ def test_text_is_trained_on_from_its_second_token_and_a_kill_loses_nothing(tmp_p
     counts = generated(whole)
     assert counts["sampled_tokens"] == 0
     assert counts["text_tokens"] == sum(len(piece) - 1 for piece in wanted)
+
+
+def test_a_shard_that_was_deleted_is_made_again_and_no_other(tmp_path, monkeypatch):
+    target = Target.open(write_target(tmp_path / "target", "LlamaForCausalLM"))
+    monkeypatch.setattr(text_module, "DOCUMENTS_PER_SHARD", 2)
+    words = WORDS.split()
+    lines = [" ".join(words[i % 7] for i in range(n, 2 * n + 12)) for n in range(8)]
+    (tmp_path / "text.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    sources, out = parse_sources([str(tmp_path / "text.jsonl")]), tmp_path / "out"
+    write_text_shards(target, out, sources, 16, 10_000)
+    whole = {path.name: load_file(path) for path in out.iterdir()}
+    assert len(whole) > 3
+    (out / "text-00001.safetensors").unlink()
+    write_text_shards(target, out, sources, 16, generated(out)["text_tokens"] + 1)
+    assert {path.name for path in out.iterdir()} == whole.keys()
+    for name, tensors in whole.items():
+        again = load_file(out / name)
+        assert all(torch.equal(again[key], tensors[key]) for key in tensors)
+
+
+def test_text_with_a_held_out_prompt_is_left_out(tmp_path):
+    target = Target.open(write_target(tmp_path / "target", "LlamaForCausalLM"))
+    rows = [f"{word} " * 12 for word in ("Write", "the", "user")]
+    rows[1] = [{"role": "user", "content": "a ? The x"}, {"role": "assistant", "content": rows[1]}]
+    lines = [json.dumps(row if isinstance(row, str) else {"messages": row}) for row in rows]
+    (tmp_path / "text.jsonl").write_text("\n".join(lines))
+    sources = parse_sources([str(tmp_path / "text.jsonl")])
+    held_out = prompt_key("A the X!")
+    for name, excluded, num_documents in (("all", (), 3), ("some", {held_out}, 2)):
+        write_text_shards(target, tmp_path / name, sources, 64, 10_000, excluded=excluded)
+        (path,) = (tmp_path / name).iterdir()
+        assert len(load_file(path)["lengths"]) == num_documents
 
 
 def test_sources_take_turns_until_each_has_ended(tmp_path, monkeypatch):

@@ -181,7 +181,6 @@ def test_training_killed_at_random_ends_in_the_same_weights(target, finished, ge
     steps = sorted(random.sample(range(1, STEPS - 20), 2))
     for step in steps:
         kill_at(target, generated, step)
-        assert not (generated / "model" / "provenance.json").samefile(finished / "model")
     train_mtp(target, generated)
     assert same_weights(finished, generated), f"killed at {steps}"
     one, two = (out / "model" / "model.safetensors" for out in (finished, generated))

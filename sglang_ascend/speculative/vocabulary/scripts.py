@@ -44,7 +44,7 @@ def script_of(token: bytes) -> str:
 
 def dominant_script(counts: Mapping[str, int]) -> str:
     """Of a text's tokens by script: its language as far as scripts tell languages apart."""
-    words = {name: n for name, n in counts.items() if name not in (COMMON, SPECIAL, CODE)}
+    words = {name: n for name, n in counts.items() if n and name not in (COMMON, SPECIAL, CODE)}
     num_letters = sum(words.values())
     num_code = counts.get(CODE, 0)
     if num_code > MIN_CODE_SHARE * (num_letters + counts.get(COMMON, 0) + num_code):

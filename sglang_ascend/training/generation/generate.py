@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -77,9 +77,9 @@ class Generator:
         self.excluded = set(excluded)
         if prompts is None:
             topics = vocabulary_words(self.tokenizer)
-            self.prompts = templated_prompts(seed, self.excluded, topics)
+            self.prompts = self._fitting(templated_prompts(seed, self.excluded, topics))
         else:
-            self.prompts = self._not_excluded(prompts)
+            self.prompts = self._fitting(self._not_excluded(prompts))
         self.num_kept = self.num_dropped = 0
         self.decoder = Decoder(target, config.rows, config.max_length, getattr(torch, config.dtype))
         self.prefix_hidden = self._run_prefix()
@@ -93,13 +93,20 @@ class Generator:
         return hidden
 
     def _not_excluded(self, prompts: Sequence[str]) -> Iterator[str]:
-        """Those of `prompts` that are not held out, not done, and leave room for a reply."""
-        room = self.config.max_length - self.config.max_reply_tokens // 4
+        """Those of `prompts` that are not held out and not done."""
+        for prompt in prompts:
+            if prompt_key(prompt) not in self.excluded:
+                self.excluded.add(prompt_key(prompt))
+                yield prompt
+
+    def _fitting(self, prompts: Iterable[str]) -> Iterator[str]:
+        """Those that leave room for a reply."""
+        longest = self.config.max_length
+        room = longest - min(longest, self.config.max_reply_tokens) // 4
+        overhead = len(self.chat.prefix) + len(self.chat.to_reply)
         for prompt in prompts:
             length = len(self.tokenizer(prompt, add_special_tokens=False).input_ids)
-            overhead = len(self.chat.prefix) + len(self.chat.to_reply)
-            if prompt_key(prompt) not in self.excluded and length + overhead <= room:
-                self.excluded.add(prompt_key(prompt))
+            if length + overhead <= room:
                 yield prompt
 
     def _start(self) -> Conversation | None:
@@ -200,7 +207,9 @@ class Generator:
             return "finished" if cut - row.stage_start >= SHORTEST else "dropped"
         if token != end:
             full = len(row.tokens) >= config.max_length or (role == REPLY and length >= limit)
-            return "finished" if full else "running"
+            # A user turn without an end is no prompt; behind a reply the conversation ends with it.
+            whole = "finished" if row.prompt is not None else "dropped"
+            return whole if full else "running"
         row.stages.popleft()
         return self._next_stage(row, role)
 
@@ -211,9 +220,12 @@ class Generator:
             key = prompt_key(prompt)
             if key in self.excluded or len(key) < 8:
                 return "dropped"
+            following = self.chat.following(role)
+            if len(row.tokens) + len(following) >= config.max_length:
+                return "dropped" if row.prompt is None else "finished"
             self.excluded.add(key)
             row.prompt = row.prompt or prompt
-            row.queue.extend(self.chat.following(role))
+            row.queue.extend(following)
             return "running"
         room = config.max_length - len(row.tokens)
         if not row.stages or room < config.max_user_tokens + 64:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tqdm import trange
 
@@ -134,15 +134,26 @@ def save_outputs(path: Path, outputs: list[Output]) -> None:
         "prompt_lengths": torch.tensor([output.prompt_length for output in outputs]),
     }
     domains = json.dumps([output.domain for output in outputs])
-    save_file(tensors, path, metadata={"domains": domains})
+    part = path.with_name(path.name + ".part")
+    save_file(tensors, part, metadata={"domains": domains})
+    part.replace(path)
 
 
 def load_outputs(path: Path) -> list[Output]:
-    """Reads what `save_outputs` wrote."""
-    with safe_open(path, "pt") as file:
-        domains = json.loads(file.metadata()["domains"])
-        lengths = file.get_tensor("lengths").tolist()
-        tokens = file.get_tensor("tokens").long().split(lengths)
-        hidden = file.get_tensor("hidden").split(lengths)
-        prompts = file.get_tensor("prompt_lengths").tolist()
+    """Reads what `save_outputs` wrote.
+
+    Raises:
+        ValueError: it did not write this file, or not all of it.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            domains = json.loads(file.metadata()["domains"])
+            lengths = file.get_tensor("lengths").tolist()
+            tokens = file.get_tensor("tokens").long().split(lengths)
+            hidden = file.get_tensor("hidden").split(lengths)
+            prompts = file.get_tensor("prompt_lengths").tolist()
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} holds no whole replies ({error}): delete it and run the same command again."
+        ) from None
     return [Output(*row) for row in zip(domains, tokens, prompts, hidden, strict=True)]

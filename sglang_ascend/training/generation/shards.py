@@ -94,7 +94,19 @@ def read_shard(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """What a shard says of itself.
+
+    Raises:
+        ShardError: it is none.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except SafetensorError as error:
+        raise ShardError(path, error) from None
+
+
 def read_prompt_list(path: Path) -> list[str]:
     """The user turns (the first of each conversation) of a shard."""
-    with safe_open(path, "pt") as file:
-        return json.loads(file.metadata()["prompts"])
+    return json.loads(read_metadata(path)["prompts"])

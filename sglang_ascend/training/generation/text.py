@@ -5,16 +5,16 @@ What a draft learns from a row is the target's distribution there, whoever wrote
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice, zip_longest
+from collections.abc import Collection, Iterator
+from itertools import count, islice, zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from tqdm import tqdm
 
-from sglang_ascend.training.generation.shards import write_documents
+from sglang_ascend.training.generation.prompts import prompt_key
+from sglang_ascend.training.generation.shards import read_metadata, write_documents
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.packs import packed
 from sglang_ascend.training.vocabulary.sources import Source, documents
@@ -52,10 +52,13 @@ def write_text_shards(
     max_length: int,
     num_tokens: int,
     dtype: torch.dtype = torch.float32,
+    excluded: Collection[str] = (),
 ) -> None:
     """Adds shards of `sources` in turns to `out` until they hold `num_tokens`, or the text ends.
 
-    After a kill the same call goes on behind the last whole shard. `dtype` is of the products.
+    After a kill the same call goes on behind the last whole shard; one that was deleted is made
+    again. `dtype` is of the products. Documents that hold the `prompt_key` of an `excluded` prompt
+    are left out.
 
     Raises:
         ValueError: a source cannot be read, or has no piece that is long enough.
@@ -63,38 +66,49 @@ def write_text_shards(
     from transformers import AutoTokenizer
 
     out.mkdir(parents=True, exist_ok=True)
-    done = sorted(out.glob("text-*.safetensors"))
-    past, counted = 0, 0
-    for path in done:
-        with safe_open(path, "pt") as file:
-            past += int(file.metadata()[_COUNT])
-            counted += int(file.metadata()["tokens"])
+    done = {path: read_metadata(path) for path in sorted(out.glob("text-*.safetensors"))}
+    counted, last = sum(int(made["tokens"]) for made in done.values()), max(done, default=None)
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
     begin = [i for i in tokenizer("").input_ids if i != tokenizer.eos_token_id]
-    stream = islice(_pieces(sources, tokenizer, begin, max_length), past, None)
+    stream = _pieces(sources, tokenizer, begin, max_length, frozenset(excluded))
     model = target.load_model(dtype)
     with tqdm(desc="text", total=num_tokens, initial=counted, unit="token") as bar:
-        number = len(done)
-        while counted < num_tokens and (pieces := list(islice(stream, DOCUMENTS_PER_SHARD))):
+        for number in count():
+            path = out / f"text-{number:05d}.safetensors"
+            if path in done:
+                list(islice(stream, int(done[path][_COUNT])))
+                continue
+            if counted >= num_tokens and (last is None or path > last):
+                break
+            pieces = list(islice(stream, DOCUMENTS_PER_SHARD))
+            if not pieces:
+                break
             states = hidden_states(model, [torch.tensor(piece) for piece in pieces])
             forced = len(begin) or 1  # nothing drafts a first token
             rows = [(piece, forced, state) for piece, state in zip(pieces, states, strict=True)]
             tokens = sum(len(piece) - forced for piece in pieces)
             metadata = {_COUNT: str(len(pieces)), "tokens": str(tokens)}
-            write_documents(out / f"text-{number:05d}.safetensors", rows, metadata)
-            number, counted = number + 1, counted + tokens
+            write_documents(path, rows, metadata)
+            counted += tokens
             bar.update(tokens)
     if not counted:
         raise ValueError(f"{sources[0].path} has no text of {MIN_TOKENS} tokens: give more --text.")
 
 
 def _pieces(
-    sources: list[Source], tokenizer: Any, begin: list[int], max_length: int
+    sources: list[Source],
+    tokenizer: Any,
+    begin: list[int],
+    max_length: int,
+    excluded: Collection[str],
 ) -> Iterator[list[int]]:
     """Pieces of at most `max_length` tokens, none twice, of a document of each source in turn."""
     seen: set[int] = set()
 
     def encode(text: str) -> list[int]:
+        key = prompt_key(text) if excluded else ""
+        if any(one in key for one in excluded):
+            return []
         return tokenizer(text, add_special_tokens=False).input_ids
 
     size = max_length - len(begin)

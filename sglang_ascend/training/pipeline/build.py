@@ -86,7 +86,6 @@ class Pipeline(RepliesPipeline):
 
     def _write_model(self, folder: Path) -> None:
         export(self.target, trained_layer(self.target, self.run_folder), folder)
-        (folder / VOCABULARY).unlink(missing_ok=True)  # the target's, of another layer
         if (self.out / VOCABULARY).exists():
             shutil.copyfile(self.out / VOCABULARY, folder / VOCABULARY)
 

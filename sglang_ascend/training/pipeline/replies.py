@@ -31,7 +31,7 @@ from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.trainer import CHECKPOINT, TrainConfig, Trainer
 from sglang_ascend.training.vocabulary.sources import parse_sources
 
-HELD_OUT = "held-out.safetensors"
+HELD_OUT, PROVENANCE = "held-out.safetensors", "provenance.json"
 PASSES = 5  # over the sampled tokens, where --max-steps does not say
 LOOKS = 20  # at the acceptance while it trains
 HOLD_OUT_EVERY, MAX_HELD_OUT = 20, 40  # of the user's prompts, where --held-out names none
@@ -151,7 +151,7 @@ class RepliesPipeline(ABC):
         return Stage("generate", fixed, {"--tokens": options.tokens})
 
     def _text(self) -> Stage:
-        files = {source.path.name: source.sha256() for source in self.sources}
+        files = [[source.path.name, source.sha256()] for source in self.sources]
         fixed = {
             "TARGET": provenance.digest(self.target_hashes),
             "--text": provenance.digest(files),
@@ -175,7 +175,8 @@ class RepliesPipeline(ABC):
         found = provenance.generated(self.data)
         tokens = found["sampled_tokens"] + found["text_tokens"]
         derived = max(20, PASSES * tokens // self.options.tokens_per_batch)
-        return self.options.max_steps or derived
+        # A shard that was damaged and made again may hold fewer tokens.
+        return self.options.max_steps or max(derived, self.stages.recorded("train", "--max-steps"))
 
     def _write_held_out(self) -> None:
         outputs = greedy_outputs(self.target, self.held_out, self.options.max_new_tokens)
@@ -204,14 +205,16 @@ class RepliesPipeline(ABC):
             raise ValueError("no reply was worth keeping: give other --prompts.")
         if made < options.tokens:
             self.say(
-                f"    --prompts gave {made:,} of {options.tokens:,} tokens: write more of them"
+                f"    --prompts gave {made:,} of {options.tokens:,} tokens: more of them and a "
+                "new --out would give more"
             )
 
     def _read_text(self) -> None:
         options = self.options
         length, tokens = options.max_length, options.text_tokens
         dtype = getattr(torch, options.dtype)
-        write_text_shards(self.target, self.data, self.sources, length, tokens, dtype)
+        held_out = {prompt_key(row["prompt"]) for row in self.held_out}
+        write_text_shards(self.target, self.data, self.sources, length, tokens, dtype, held_out)
 
     def _train_config(self, steps: int, on_policy_steps: int = 0) -> TrainConfig:
         options = self.options
@@ -231,6 +234,9 @@ class RepliesPipeline(ABC):
         """To its end, watched, with plots of what was seen."""
         steps = trainer.config.max_steps
         num_steps = self.options.num_steps
+        log = provenance.read_log(self.run_folder / "log.jsonl")
+        if log and log[-1]["step"] >= steps:
+            self.say(f"    {steps} steps were taken before: nothing new is trained on without more")
         watch = Watch(trainer.layer, self._held_out_outputs(), num_steps, max(5, steps // LOOKS))
         trainer.run(watch)
         log = provenance.read_log(self.run_folder / "log.jsonl")
@@ -243,7 +249,8 @@ class RepliesPipeline(ABC):
         part = self.out / "model.part"
         shutil.rmtree(part, ignore_errors=True)
         self._write_model(part)
-        write_json(part / "provenance.json", self._provenance(part))
+        (part / PROVENANCE).unlink(missing_ok=True)  # the target's
+        write_json(part / PROVENANCE, self._provenance(part))
         shutil.rmtree(self.model, ignore_errors=True)
         part.rename(self.model)
 

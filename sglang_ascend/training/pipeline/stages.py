@@ -87,6 +87,10 @@ class Stages:
         same = entry.get("options") == _plain(stage.options) and entry.get("after") == self._after
         return bool(entry.get("done") and same and all(map(Path.exists, self._files(stage.name))))
 
+    def recorded(self, name: str, option: str) -> int:
+        """What a number that grows was when the stage last began; 0 if it never did."""
+        return self.entries.get(name, {}).get("options", {}).get(option, 0)
+
     def check_files(self, *names: str) -> None:
         """Refuses to go on from files of these stages that are not as they were written.
 

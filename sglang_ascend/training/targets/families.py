@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 
 from sglang_ascend.checkpoint import CheckpointError
-from sglang_ascend.checkpoint.config import ModelConfig, read_config
+from sglang_ascend.checkpoint.capabilities import missing_capability
+from sglang_ascend.checkpoint.config import ModelConfig, read_config, refuse_remote_code
 from sglang_ascend.checkpoint.families import Family, find_family, mtp_prefix, target_tensors
 from sglang_ascend.checkpoint.folder import has_tokenizer
 from sglang_ascend.checkpoint.reader import TensorEntry
@@ -135,11 +136,19 @@ class Target:
         return cls(folder, config, family, read_tensors(folder), is_llama, device)
 
     def check_whole(self) -> None:
-        """Refuses a folder that lacks a tensor of the target or its tokenizer, before hours go by.
+        """Refuses a folder that lacks a tensor of the target or its tokenizer, or whose model is
+        not served, before hours go by.
 
         Raises:
-            CheckpointError: naming the first that is missing or of another shape.
+            CheckpointError: naming the first that is missing or of another shape, or the field of
+                config.json.
         """
+        served = replace(self.config, fields=self.served_config)
+        if (what := missing_capability(served)) is not None:
+            raise CheckpointError(
+                f"{self.folder} needs {what}, which MTP does not serve; pass another target"
+            )
+        refuse_remote_code(served, self.family.model_types, trust_remote_code=False)
         modules = frozenset[str]()
         if self.config.quantized:
             refuse_untrainable(self.quantized, self.is_llama, self.device)

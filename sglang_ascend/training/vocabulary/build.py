@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sglang_ascend import __version__
-from sglang_ascend.speculative.vocabulary.file import FILE_NAME, read_vocabulary
+from sglang_ascend.speculative.vocabulary.file import (
+    FILE_NAME,
+    DraftVocabularyError,
+    read_vocabulary,
+)
 from sglang_ascend.speculative.vocabulary.scripts import scripts_of
 from sglang_ascend.training.vocabulary.rankings import Counts, count, vocabulary_list
 from sglang_ascend.training.vocabulary.sources import Source, SourceError
@@ -59,7 +64,8 @@ class Builder:
     ) -> dict[str, int]:
         """The file that `speculative.vocabulary.file` reads -> how many tokens each language lists.
 
-        Raises DraftVocabularyError, and leaves no file: the lists are larger than the vocabulary.
+        Raises DraftVocabularyError, and leaves what is there: the lists are larger than the
+        vocabulary.
         """
         rows = []
         for language in counts.languages():
@@ -75,13 +81,16 @@ class Builder:
             "written_by": f"sglang-ascend {__version__}",
         }
         out.mkdir(parents=True, exist_ok=True)
-        path = out / FILE_NAME
-        path.write_text(json.dumps(content) + "\n", encoding="utf-8")
-        try:
-            read_vocabulary(out, self.vocab_size)
-        except ValueError:
-            path.unlink()
-            raise
+        with TemporaryDirectory(dir=out) as unchecked:
+            path = Path(unchecked) / FILE_NAME
+            path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+            try:
+                read_vocabulary(path.parent, self.vocab_size)
+            except DraftVocabularyError as error:
+                raise DraftVocabularyError(
+                    str(error).replace(str(path), str(out / FILE_NAME))
+                ) from None
+            path.replace(out / FILE_NAME)
         return {row["name"]: len(row["token_ids"]) for row in rows}
 
 
