@@ -59,7 +59,7 @@ class AcceptanceCounts:
     def _add(self, accepted: Sequence[int], in_step: int) -> None:
         drafted = [len(accepted) if k < in_step else 0 for k in range(self._num_drafts)]
         # A chain that was verified beyond its drafts may be right there too, as none of them.
-        of_drafts = [min(count, in_step) for count in accepted]
+        of_drafts = [min(count, in_step, self._num_drafts) for count in accepted]
         found = accepted_by_position(of_drafts, self._num_drafts)
         self._on_step(drafted, found)
         for totals, new in ((self._drafted, drafted), (self._accepted, found)):

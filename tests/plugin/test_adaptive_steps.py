@@ -26,12 +26,14 @@ class DeviceClock:
         return marks if marks[-1] <= self.done else None
 
 
+class Request(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
 @pytest.fixture
 def batch():
     reqs = [
-        SimpleNamespace(
-            kv=SimpleNamespace(kv_committed_len=9), sampling_params=SimpleNamespace(top_k=1)
-        )
+        Request(kv=SimpleNamespace(kv_committed_len=9), sampling_params=SimpleNamespace(top_k=1))
     ]
     return SimpleNamespace(reqs=reqs)
 
@@ -58,6 +60,25 @@ def test_each_step_is_told_by_its_own_time(batch, monkeypatch, steps_behind):
     assert told
     for k, seconds in told:
         assert seconds == pytest.approx(SECONDS[k])
+
+
+def test_the_gauge_has_the_drafts_of_every_step_and_is_told_changes_alone(batch, monkeypatch):
+    from sglang_ascend.plugin.mtp.adaptive import steps as adaptive_steps
+
+    monkeypatch.setattr(adaptive_steps, "decision_of_first_rank", lambda *numbers: numbers)
+    told = []
+    adaptive = adaptive_steps.AdaptiveSteps(3, None, DeviceClock(), on_change=told.append)
+    adaptive.policy.record_time = lambda *step: None
+    assert told == [3]
+    chosen = [3, 1, 1, 0, 2, 2]
+    adaptive.policy.choose = lambda *args: chosen[len(drafted)]
+    drafted = []
+    for k in chosen:
+        # Of a batch whose chains are all of its prompts', as many were drafted as is told there.
+        adaptive.behind_prompts[batch.reqs[0]] = k
+        drafted.append(adaptive.begin(batch)[1])
+        assert told[-1] == k
+    assert drafted == chosen and told == [3, 1, 0, 2]
 
 
 def test_rows_that_do_not_fit_are_one_sentence(monkeypatch):

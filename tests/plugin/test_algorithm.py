@@ -237,6 +237,7 @@ def test_the_longest_chain_is_the_lookup_s_where_that_is_longer(
 LOOKUPS = {"SGLANG_ASCEND_LOOKUP_DRAFTS": "8"}
 ENDED_CHAINS = {"SGLANG_ASCEND_DRAFT_P_MIN": "0.25"}
 LOSSY = {"SGLANG_ASCEND_LOSSY_ACCEPTANCE": "threshold:0.3"}
+RELAXED = {"SGLANG_ASCEND_LOSSY_ACCEPTANCE": "relaxed:2,0.3"}
 
 
 @pytest.mark.parametrize(
@@ -247,6 +248,7 @@ LOSSY = {"SGLANG_ASCEND_LOSSY_ACCEPTANCE": "threshold:0.3"}
         (ENDED_CHAINS, "--disaggregation-mode decode", "--disaggregation-mode"),
         (ENDED_CHAINS, "--speculative-adaptive", "--speculative-adaptive"),
         (ENDED_CHAINS | LOSSY, "", "SGLANG_ASCEND_LOSSY_ACCEPTANCE"),
+        (RELAXED, "--skip-tokenizer-init", "--skip-tokenizer-init"),
     ],
 )
 def test_what_a_variable_cannot_serve_is_refused(tiny_mimo, monkeypatch, variables, flag, named):
@@ -278,6 +280,16 @@ def on_npu(monkeypatch):
     for module in ("refusals", "adaptive.refusals", "disaggregation"):
         name = f"sglang_ascend.plugin.mtp.{module}.device_profile"
         monkeypatch.setattr(name, lambda: NPU)
+
+
+@pytest.mark.usefixtures("on_npu")
+def test_a_value_that_an_npu_would_read_in_its_first_step_is_refused_at_start(
+    tiny_mimo, monkeypatch
+):
+    monkeypatch.setenv("SGLANG_ASCEND_TRUST_COPY_ORDER", "yes")
+    with pytest.raises(StartupRefused) as refusal:
+        resolve(tiny_mimo, "--speculative-algorithm MTP")
+    assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_TRUST_COPY_ORDER='yes' is not usable")
 
 
 @pytest.mark.usefixtures("on_npu")

@@ -29,6 +29,7 @@ def request(prompt: list[int], output: tuple[int, ...] = ()):
         rid=str(prompt),
         origin_input_ids=prompt,
         output_ids=list(output),
+        retraction_count=0,
         sampling_params=SimpleNamespace(**params, min_new_tokens=0),
     )
 
@@ -87,3 +88,39 @@ def test_a_request_that_begins_again_counts_what_it_had_emitted_once():
     for _ in range(2):
         state.prefill(batch)
     assert batch.sampling_info.acc_additive_penalties[0].tolist() == [0.0] * END + [-2.0, 0.0]
+
+
+def decode_of(request_: SimpleNamespace, row: int, last_token: int) -> SimpleNamespace:
+    return SimpleNamespace(
+        reqs=[request_],
+        decoding_reqs=None,
+        req_pool_indices=torch.tensor([row]),
+        input_ids=torch.tensor([last_token]),
+        seq_lens=torch.tensor([1 + len(request_.output_ids)]),
+        sampling_info=SimpleNamespace(acc_additive_penalties=torch.zeros(1, VOCAB_SIZE)),
+    )
+
+
+def test_a_request_that_comes_back_without_a_prefill_counts_what_it_had_emitted():
+    """On a decode server, in another row of the pool, behind a step that was dropped."""
+    state = RequestPenalties(3, VOCAB_SIZE, "cpu")
+    one, other = (Hashable(**vars(request([OTHER], (START,)))) for _ in range(2))
+    state.decode(decode_of(one, 0, START))
+    state.decode(decode_of(other, 2, START))
+    state.decode(decode_of(one, 0, END))  # dropped
+    one.retraction_count += 1
+    batch = decode_of(one, 2, START)
+    state.decode(batch)
+    expected = torch.zeros(1, VOCAB_SIZE)
+    expected[0, START] = -1.0
+    assert torch.equal(batch.sampling_info.acc_additive_penalties, expected)
+
+
+def test_a_request_with_the_id_of_another_has_its_own_penalties():
+    state = RequestPenalties(3, VOCAB_SIZE, "cpu")
+    for penalty in (1.0, 0.5):
+        new = Hashable(**vars(request([OTHER], (START,))))
+        new.sampling_params.frequency_penalty = penalty
+        batch = decode_of(new, 0, START)
+        state.decode(batch)
+        assert batch.sampling_info.acc_additive_penalties[0, START] == -penalty

@@ -132,20 +132,24 @@ def configurator(calls: dict) -> SimpleNamespace:
 def test_both_kinds_of_pool_are_the_device_neutral_ones(loaded_plugins):
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
 
-    from sglang_ascend.plugin.cpu import replacements
+    from sglang_ascend.plugin.cpu.pools import EmulationPools
 
     calls: dict = {}
-    replacements.build_mha_kv_pool(configurator(calls), max_total_num_tokens=64)
+    EmulationPools._build_ascend_mha_kv_pool(configurator(calls), max_total_num_tokens=64)
     assert issubclass(calls["mha_pool_class"], MHATokenToKVPool)
     assert calls["max_total_num_tokens"] == 64
     calls.clear()
-    replacements.build_mla_kv_pool(configurator(calls), max_total_num_tokens=32, is_dsa_model=False)
+    EmulationPools._build_ascend_mla_kv_pool(
+        configurator(calls), max_total_num_tokens=32, is_dsa_model=False
+    )
     assert issubclass(calls["mla_pool_class"], MLATokenToKVPool)
     assert calls["max_total_num_tokens"] == 32
 
 
 def test_a_sparse_model_is_refused(loaded_plugins):
-    from sglang_ascend.plugin.cpu.replacements import build_mla_kv_pool
+    from sglang_ascend.plugin.cpu.pools import EmulationPools
 
     with pytest.raises(ValueError, match="DeepSeek sparse attention is not served on CPU"):
-        build_mla_kv_pool(configurator({}), max_total_num_tokens=32, is_dsa_model=True)
+        EmulationPools._build_ascend_mla_kv_pool(
+            configurator({}), max_total_num_tokens=32, is_dsa_model=True
+        )

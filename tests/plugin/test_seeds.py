@@ -28,7 +28,10 @@ def seeds():
 
 
 def given(seeds, *args) -> list[int] | None:
-    served = batch(*args)
+    return given_to(seeds, batch(*args))
+
+
+def given_to(seeds, served) -> list[int] | None:
     seeds.give(served)
     found = served.sampling_info.sampling_seed
     return None if found is None else found.tolist()
@@ -42,10 +45,18 @@ def test_rows_have_their_requests_seeds_whoever_came_before(seeds):
 
 
 def test_a_row_without_one_has_one_that_nobody_knows_and_keeps_it(seeds):
-    first, drawn = given(seeds, 7, None)
+    served = batch(7, None)
+    first, drawn = given_to(seeds, served)
     assert first == 7 and drawn not in (7, 42)
-    assert given(seeds, 7, None) == [7, drawn]
+    assert given_to(seeds, served) == [7, drawn]
     assert given(type(seeds)(), 7, None)[1] != drawn
+
+
+def test_a_request_with_the_id_of_another_has_its_own_seed(seeds):
+    for seed in (1, 2, None, 1):
+        served = batch(seed)
+        served.reqs[0].rid = "the client's"
+        assert given_to(seeds, served) == (None if seed is None else [seed])
 
 
 def test_the_mask_of_a_seeded_draw_holds_what_its_filters_left():

@@ -4,7 +4,9 @@ source drafts, wherever requests begin, wait, share a prefix or begin again.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from itertools import chain, cycle, islice
 from pathlib import Path
 
 import pytest
@@ -131,6 +133,19 @@ def test_replies_do_not_change_and_say_what_their_drafts_came_from(
     check_same(pair, prompts)
     check_both_drafted(pair[1])
     assert "Lookup drafts accepted by position: " in pair[1].log()
+    check_end_of_context(pair, model_folder, prompts)
+
+
+def check_end_of_context(pair: list[LaunchedServer], folder: Path, prompts: Prompts) -> None:
+    """Of a reply whose length nobody gave; at its end a step may reserve more slots than positions
+    are left."""
+    length = json.loads((folder / "config.json").read_text())["max_position_embeddings"]
+    stream = list(islice(cycle(chain.from_iterable(prompts)), length - 40))
+    to_the_end = {"temperature": 0, "max_new_tokens": None, "ignore_eos": True}
+    texts = [stream[i:] for i in range(4)]
+    expected, found = ask_both(pair, lambda server: server.generate_each(texts, to_the_end, 2))
+    assert [reply.tokens for reply in found] == [reply.tokens for reply in expected]
+    assert all(len(reply.tokens) > 30 for reply in found)
 
 
 def check_same(pair: list[LaunchedServer], prompts: Prompts) -> None:

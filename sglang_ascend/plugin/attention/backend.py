@@ -33,7 +33,6 @@ class AscendAttentionBackend(AttentionBackend):
         super().__init__()
         self.req_to_token_pool = model_runner.req_to_token_pool
         self.token_to_kv_pool = model_runner.token_to_kv_pool
-        self.max_context_len = model_runner.model_config.context_len
         self.is_mla = model_runner.use_mla_backend
         self.step_metadata: StepMetadata | None = None
         if self.is_mla:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool, MLATokenToKVPool
+from sglang.srt.mem_cache.kv_cache_configurator import KVCacheConfigurator
+from sglang.srt.mem_cache.memory_pool import KVCache, MHATokenToKVPool, MLATokenToKVPool
 
 
 class EmulationMHAPool(MHATokenToKVPool):
@@ -28,6 +29,29 @@ class EmulationMLAPool(MLATokenToKVPool):
     ) -> None:
         """SGLang's own, without Triton, takes ten times as long at a few rows."""
         dst_buffer[loc] = torch.cat((cache_k_nope, cache_k_rope), dim=-1)
+
+
+class EmulationPools(KVCacheConfigurator):
+    """Makes these pools where SGLang would make the Ascend ones, which write through torch_npu."""
+
+    def _build_ascend_mha_kv_pool(self, *, max_total_num_tokens: int) -> KVCache:
+        return self._build_mha_kv_pool(
+            max_total_num_tokens=max_total_num_tokens,
+            mha_pool_class=EmulationMHAPool,
+            quant_method=None,
+        )
+
+    def _build_ascend_mla_kv_pool(
+        self, *, max_total_num_tokens: int, is_dsa_model: bool
+    ) -> KVCache:
+        """Sparse attention (DSA) has no CPU path."""
+        if is_dsa_model:
+            raise ValueError(
+                "DeepSeek sparse attention is not served on CPU: choose a dense MLA model."
+            )
+        return self._build_mla_kv_pool(
+            max_total_num_tokens=max_total_num_tokens, mla_pool_class=EmulationMLAPool
+        )
 
 
 # Of x86 and of most ARM systems.

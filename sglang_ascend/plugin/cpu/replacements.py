@@ -66,25 +66,9 @@ def gather_side_by_side(
     original(self, output.view(-1, *input.shape[1:]), input)
 
 
-def build_mha_kv_pool(self: Any, *, max_total_num_tokens: int) -> Any:
-    """The device-neutral pool; the Ascend one writes through torch_npu."""
-    from sglang_ascend.plugin.cpu.pools import EmulationMHAPool
+def hold_the_reserve(original: Callable[[], int]) -> int:
+    """``get_req_to_token_extra_context_len``: slots of a request's row beyond the context."""
+    from sglang.srt.mem_cache import allocation_sizing
 
-    return self._build_mha_kv_pool(
-        max_total_num_tokens=max_total_num_tokens,
-        mha_pool_class=EmulationMHAPool,
-        quant_method=None,
-    )
-
-
-def build_mla_kv_pool(self: Any, *, max_total_num_tokens: int, is_dsa_model: bool) -> Any:
-    """The device-neutral latent pool; sparse attention (DSA) has no CPU path."""
-    from sglang_ascend.plugin.cpu.pools import EmulationMLAPool
-
-    if is_dsa_model:
-        raise ValueError(
-            "DeepSeek sparse attention is not served on CPU: choose a dense MLA model."
-        )
-    return self._build_mla_kv_pool(
-        max_total_num_tokens=max_total_num_tokens, mla_pool_class=EmulationMLAPool
-    )
+    reserve = allocation_sizing.get_alloc_reserve_per_decode()
+    return max(original(), reserve + allocation_sizing.get_alloc_page_size() - 1)

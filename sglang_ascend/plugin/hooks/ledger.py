@@ -44,7 +44,6 @@ class Hook:
 
 _OURS = "sglang_ascend.plugin"
 _ALLOCATOR = "sglang.srt.hardware_backend.npu.allocator_npu.NPUPagedTokenToKVPoolAllocator"
-_CONFIGURATOR = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
 _ENGINE = "sglang.srt.entrypoints.engine.Engine"
 _LOADER = "sglang.srt.model_loader.loader"
 _NO_COPIES = "a process that uses a CUDA device cannot be a copy: elsewhere spawning is right"
@@ -157,22 +156,25 @@ CPU_HOOKS = (
         required=True,
     ),
     Hook(
-        target=f"{_CONFIGURATOR}._build_ascend_mha_kv_pool",
-        replacement=f"{_OURS}.cpu.replacements.build_mha_kv_pool",
-        why="backend name 'ascend' alone selects the torch_npu pool, whatever the device",
-        delete_when="the branch also asks for an NPU",
-        sources=("8c5434580c270858",),
-        patch="0004-ascend-pools-need-npu.patch",
+        target="sglang.srt.mem_cache.allocation_sizing.get_req_to_token_extra_context_len",
+        replacement=f"{_OURS}.cpu.replacements.hold_the_reserve",
+        why="with pages of one slot a request's row is shorter than what a step reserves at the "
+        "context's end, which ends the server",
+        delete_when="rows hold the reserve whatever the page size",
+        sources=("c824be5d6bec34a9",),
+        patch="0034-rows-hold-the-reserve.patch",
+        kind="around",
         required=True,
     ),
     Hook(
-        target=f"{_CONFIGURATOR}._build_ascend_mla_kv_pool",
-        replacement=f"{_OURS}.cpu.replacements.build_mla_kv_pool",
-        why="as above, for the latent (MLA) pool",
+        target="sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator",
+        replacement=f"{_OURS}.cpu.pools.EmulationPools",
+        why="backend name 'ascend' alone selects the torch_npu pools, whatever the device",
         delete_when="the branch also asks for an NPU",
-        sources=("04e478a158bb5754",),
+        sources=("8c5434580c270858", "04e478a158bb5754"),
         patch="0004-ascend-pools-need-npu.patch",
         required=True,
+        methods=("_build_ascend_mha_kv_pool", "_build_ascend_mla_kv_pool"),
     ),
     Hook(
         target="sglang.srt.layers.dp_attention.memcpy",

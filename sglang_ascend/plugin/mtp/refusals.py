@@ -15,6 +15,7 @@ from sglang_ascend.plugin.mtp.adaptive.refusals import (
     ends_chains,
     most_looked_up,
     unsupported_with_chains,
+    value_of,
 )
 from sglang_ascend.plugin.mtp.disaggregation import refuse_missing_engine, unserved_transfers
 from sglang_ascend.plugin.mtp.ranks import refuse_uneven_heads
@@ -63,6 +64,7 @@ def validate_server_args(server_args: Any, asked: str = NAME) -> None:
         refuse_own_methods(server_args)
         if server_args.moe_a2a_backend == DEEPEP:
             refuse_small_buffers(server_args, num_draft_tokens)
+        value_of(env.TRUST_COPY_ORDER)  # else a value that is none would stop the first step
         enable_write_after_read_barrier()
     if device_profile().runs_step:
         refuse_missing_engine(server_args)

@@ -178,11 +178,12 @@ class MTPWorker(EAGLEWorkerV2):
             self.target_worker,
             self.draft_worker.is_separate_model,
         )
+        parts = self.sampling_parts  # before any request: it may refuse
         if device_profile().captures_step and decodes():
             of_length, skipped = self.step_constants[-1:], None
             if self.chains is not None:  # adaptive: K is 0 to that one
                 of_length, skipped = self.step_constants, self.chains.skipped
-            step = self.models, self.sampling_parts, of_length, self.page_size, skipped
+            step = self.models, parts, of_length, self.page_size, skipped
             self.captured_steps = prepare_steps(*step)
 
     def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
@@ -278,8 +279,7 @@ class MTPWorker(EAGLEWorkerV2):
         logits_output = LogitsProcessorOutput(next_token_logits=result.logits)
         tokens, drawn_from = result.sampled.view(-1), sampling.next_draft_probs
         candidates = result.candidates
-        if self.chains is not None:
-            candidates = self.chains.end(candidates)
+        candidates = candidates if self.chains is None else self.chains.end(candidates)
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits_output, tokens, chain_stride=sampling.width)
         return GenerationBatchResult(

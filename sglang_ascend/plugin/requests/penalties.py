@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
@@ -28,8 +28,9 @@ class RequestPenalties(PoolState):
     def __init__(self, num_rows: int, vocab_size: int, device: torch.device | str) -> None:
         self._pool = (num_rows, vocab_size, device)
         self._counts: OutputCounts | None = None
-        self._of_last_batch: tuple[tuple[str, ...], Penalties, torch.Tensor] | None = None
-        self._counted: weakref.WeakSet[Req] = weakref.WeakSet()
+        self._of_last_batch: tuple[list[tuple[Req, int]], Penalties, torch.Tensor] | None = None
+        # How often each request had been retracted when its counts began.
+        self._counted: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
 
     def prefill(self, batch: ScheduleBatch) -> None:
         """Before the forward of prompts: their requests' counts start, and the terms that SGLang's
@@ -82,17 +83,19 @@ class RequestPenalties(PoolState):
             self._counts = OutputCounts(*self._pool)
         if reqs:
             self._counts.restart(rows, outputs)
-            self._counted.update(reqs)
+            self._counted.update({req: req.retraction_count for req in reqs})
 
     def _count_received(self, batch: ScheduleBatch) -> None:
-        """Requests that another server prefilled begin here, with the first token behind them."""
-        new = [i for i, req in enumerate(batch.reqs) if req not in self._counted]
+        """Requests that another server prefilled begin here, with the first token behind them; so
+        do those that were retracted and came back without a prefill."""
+        begun = [self._counted.get(req) == req.retraction_count for req in batch.reqs]
+        new = [i for i, has_begun in enumerate(begun) if not has_begun]
         outputs = [list(batch.reqs[i].output_ids)[:-1] for i in new]
         self._restart([batch.reqs[i] for i in new], batch.req_pool_indices[new], outputs)
 
     def _of(self, batch: ScheduleBatch) -> tuple[Penalties, torch.Tensor]:
         """The batch's penalties and prompt lengths, made again only when it changes."""
-        requests = tuple(req.rid for req in batch.reqs)
+        requests = [(req, req.retraction_count) for req in batch.reqs]
         if self._of_last_batch is None or self._of_last_batch[0] != requests:
             self._count_received(batch)
             _, vocab_size, device = self._pool
@@ -110,7 +113,7 @@ def _penalties_of(
     stop_tokens = torch.zeros(len(reqs), vocab_size, dtype=torch.bool)
     for row, req in enumerate(reqs):
         if req.sampling_params.min_new_tokens > 0:
-            stop_tokens[row, sorted(_stop_tokens(req))] = True
+            stop_tokens[row, sorted(ending_tokens(req))] = True
     penalties = Penalties(
         frequency=column([p.frequency_penalty for p in params], torch.float32),
         presence=column([p.presence_penalty for p in params], torch.float32),
@@ -121,7 +124,7 @@ def _penalties_of(
     return penalties, column([len(req.origin_input_ids) for req in reqs], torch.int64)
 
 
-def _stop_tokens(req: Req) -> set[int]:
+def ending_tokens(req: Req) -> set[int]:
     """Whatever ends the request: its own ids, the model's and the tokenizer's."""
     tokens = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     tokenizer = req.tokenizer

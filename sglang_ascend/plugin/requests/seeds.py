@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.sampler import Sampler, _SamplingMaskCapture
-from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
 from sglang_ascend.ops import sampling
@@ -21,12 +21,12 @@ class RequestSeeds:
     """The seeds of a batch's rows, made again only when the batch changes."""
 
     def __init__(self) -> None:
-        self._of_last_batch: tuple[tuple[str, ...], torch.Tensor | None] = ((), None)
+        self._of_last_batch: tuple[list[Req], torch.Tensor | None] = ([], None)
 
     def give(self, batch: ScheduleBatch) -> None:
         """Before a forward that samples: rows get seeds if any request brought one; the others get
         one that nobody knows. SGLang gives a forward its own copy of ``sampling_info``."""
-        requests = tuple(req.rid for req in batch.reqs)
+        requests = list(batch.reqs)  # not their ids, which a client may use again
         if requests != self._of_last_batch[0]:
             self._of_last_batch = requests, _seeds_of(batch)
         if self._of_last_batch[1] is not None:

@@ -72,6 +72,7 @@ class LookupDrafts:
         self.kept = 0.0  # of the chains that were looked up last, on average, as was expected
         # Drafts of the MTP layer in a step, on average: chains that end early have fewer than K.
         self.usual_drafts = float(most_drafts)
+        self.num_drafted = 0  # by the MTP layer, in the last step
         # [..., 0] were right of [..., 1] judged; of each request, and of all.
         self._counts = torch.zeros(num_rows, MAX_MATCH + 1, 2)
         self._server = torch.zeros(MAX_MATCH + 1, 2)
@@ -164,6 +165,7 @@ class LookupDrafts:
     def were_drafted(self, rows: torch.Tensor, num_drafts: int) -> None:
         """By the MTP layer, which may be fewer or more than were expected; chains that are looked
         up are as long as its are."""
+        self.num_drafted = num_drafts
         lengths = self.lengths[rows].clamp_min(num_drafts)
         self.lengths[rows] = torch.where(self.is_lookup[rows], lengths, num_drafts)
         if num_drafts > 0:

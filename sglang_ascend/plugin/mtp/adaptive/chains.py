@@ -97,7 +97,9 @@ class Chains:
     def end(self, candidates: torch.Tensor) -> torch.Tensor:
         """A step's next candidates [batch, drafts + 1] -> as wide as the relay's."""
         if self.ended is not None:
-            self.ended.drafted(candidates.shape[1] - 1)
+            # Lookups may have made the chains wider.
+            width = candidates.shape[1] - 1
+            self.ended.drafted(width if self.lookups is None else self.lookups.drafts.num_drafted)
         if self.adaptive is not None and self.lookups is None:
             # A captured step drafts as many as it verifies, which may be more than were asked for.
             candidates = candidates[:, : self.adaptive.in_chains + 1]

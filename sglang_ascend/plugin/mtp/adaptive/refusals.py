@@ -37,18 +37,18 @@ def asks_adaptive(server_args: Any) -> bool:
 
 
 def most_looked_up() -> int:
-    return _given(env.LOOKUP_DRAFTS)
+    return value_of(env.LOOKUP_DRAFTS)
 
 
 def file_of_costs() -> Path | None:
-    return _given(env.ADAPTIVE_COSTS)
+    return value_of(env.ADAPTIVE_COSTS)
 
 
 def ends_chains() -> bool:
-    return _given(env.DRAFT_P_MIN) > 0
+    return value_of(env.DRAFT_P_MIN) > 0
 
 
-def _given(variable: env.Variable[T]) -> T:
+def value_of(variable: env.Variable[T]) -> T:
     try:
         return variable.get()
     except env.EnvironmentVariableError as error:

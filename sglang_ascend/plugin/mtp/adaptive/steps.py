@@ -79,6 +79,8 @@ class AdaptiveSteps:
         # Drafts behind the prompts of requests that have made no step since.
         self.behind_prompts: WeakKeyDictionary[Req, int] = WeakKeyDictionary()
         self._on_change, self._clock = on_change, clock
+        self._told: int | None = None
+        self._tell(max_drafts)
         self._timed: _Timed | None = None
         self._unread = deque[_Ended]()
         self._unsettled = Unsettled[_Drafted]()
@@ -106,9 +108,8 @@ class AdaptiveSteps:
             logger.info(
                 "Drafts per step: %d -> %d (batch %d).", before, self.policy.in_force, len(reqs)
             )
-        if drafted != self.in_chains:
-            self._on_change(drafted)
-        else:
+        self._tell(drafted)
+        if drafted == self.in_chains:
             self._timed = _Timed(now, reqs, context, drafted, max([drafted, *looked_up]))
         others = looked_up or [0] * len(first)
         is_drafted = [
@@ -124,6 +125,11 @@ class AdaptiveSteps:
     def cost(self, verified: int, drafted: int) -> float:
         """Of a step behind this one, for what it chooses."""
         return self._costs[verified, drafted]
+
+    def _tell(self, num_drafts: int) -> None:
+        if num_drafts != self._told:
+            self._on_change(num_drafts)
+        self._told = num_drafts
 
     def _tell_costs(self, batch_size: int, context: float, drafted: int, most: int) -> None:
         """Every rank chooses by what the first one has measured."""

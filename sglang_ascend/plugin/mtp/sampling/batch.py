@@ -18,7 +18,7 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp.ranks import accepted_of_first_rank, draw_of_first_rank
 from sglang_ascend.plugin.mtp.sampling.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
-from sglang_ascend.plugin.requests.penalties import RequestPenalties
+from sglang_ascend.plugin.requests.penalties import RequestPenalties, ending_tokens
 from sglang_ascend.sampling.lossy import Relaxed, Threshold, emit
 from sglang_ascend.sampling.noise import Decision, exponential, uniform
 from sglang_ascend.speculative.drawn import with_certain
@@ -293,8 +293,4 @@ def ends(req: Req, tokens: list[int], num_tokens: int) -> bool:
         return True
     if params.ignore_eos:
         return False
-    stops = {*(params.stop_token_ids or ()), *(req.eos_token_ids or ())}
-    if req.tokenizer is not None:
-        stops.add(req.tokenizer.eos_token_id)
-        stops.update(req.tokenizer.additional_stop_token_ids or ())
-    return not stops.isdisjoint(tokens)
+    return not ending_tokens(req).isdisjoint(tokens)

@@ -19,7 +19,13 @@ logger = logging.getLogger(__name__)
 
 def refuse_bad_policy(server_args: Any) -> None:
     """Raises StartupRefused."""
-    if policy() is not None and server_args.disaggregation_mode != "null":
+    asked = policy()
+    if isinstance(asked, lossy.Relaxed) and server_args.skip_tokenizer_init:
+        raise StartupRefused(
+            f"{env.LOSSY_ACCEPTANCE.name} with --skip-tokenizer-init cannot name the tokens that "
+            "begin and end thinking: drop that flag."
+        )
+    if asked is not None and server_args.disaggregation_mode != "null":
         raise StartupRefused(
             f"{env.LOSSY_ACCEPTANCE.name} needs what prefill knows of a request, which is not "
             "sent with --disaggregation-mode: unset it."
