@@ -154,7 +154,9 @@ def num_bytes(tensor: Expected, recipe: Recipe | None) -> int:
     form, grid = scheme.weight.number_format, scheme.weight.grid
     block_rows, block_columns = grid.block[0] or rows, grid.block[1] or columns
     scales = ceil(rows / block_rows) * ceil(columns / block_columns)
-    packed = ceil((count * form.bits + scales * form.scale_bits) / 8)
+    # ModelSlim's files have no weight-only integer of fewer bits.
+    bits = 8 if form.is_integer and scheme.act is None else form.bits
+    packed = ceil((count * bits + scales * form.scale_bits) / 8)
     return packed + (0 if grid.symmetric else scales * ZERO_BYTES)
 
 

@@ -52,7 +52,7 @@ HeldOutOption = Annotated[
     Path | None,
     typer.Option(
         help="Prompts that are only measured on, as --prompts. Without it: every 20th of "
-        "--prompts, or those of `sglang-ascend bench`.",
+        "--prompts (40 at most), or those of `sglang-ascend bench`.",
         rich_help_panel=DATA,
     ),
 ]
@@ -167,7 +167,7 @@ DeviceOption = Annotated[
     str,
     typer.Option(
         help="Where target and layer compute: auto (an accelerator where there is one), cpu, cuda "
-        "or npu. A killed command may go on on another.",
+        "or npu. A killed command may go on on another, with the same --dtype.",
     ),
 ]
 ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads.")]
