@@ -83,7 +83,19 @@ def is_in_place(hook: Hook) -> bool:
     replacements the last one wins, of wrappers each runs."""
     registered = _registered(hook)
     effective = registered[-1:] if hook.kind == "replace" else registered
-    return hook.target in HookRegistry._patched and replacement_of(hook) in effective
+    is_applied = hook.target in HookRegistry._patched and replacement_of(hook) in effective
+    return is_applied and not _gone_methods(hook)
+
+
+def _gone_methods(hook: Hook) -> list[str]:
+    """Of a class, methods that SGLang's has no longer: nothing calls those that override them."""
+    classes = _classes(hook) if hook.methods else ()
+    own = [vars(cls) for cls in classes if cls.__module__.startswith("sglang.")]
+    return [
+        f"{hook.target}.{method}"
+        for method in hook.methods
+        if not any(method in of_class for of_class in own)
+    ]
 
 
 def missing_hooks() -> list[Hook]:
@@ -96,9 +108,10 @@ def require_hooks() -> None:
     missing = missing_hooks()
     for hook in missing:
         if hook.required:
+            target, *_ = *_gone_methods(hook), hook.target
             raise StartupRefused(
-                f"hook {hook.target} could not be applied to SGLang ({len(missing)} missing): "
-                "run 'sglang-ascend doctor' and reinstall sglang==0.5.23."
+                f"hook {target} could not be applied to SGLang ({len(missing)} missing): run "
+                "'sglang-ascend doctor' and reinstall sglang==0.5.23."
             )
     if missing:
         logger.warning(
