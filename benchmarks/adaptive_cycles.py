@@ -2,8 +2,9 @@
 
 The log time of a step is that of its kind (how many drafts it verified, and how many it drafted),
 plus a random walk that the machine takes from step to step, plus noise of its own. So kinds are
-compared by generalised least squares, which weighs steps near to each other most. By how much the
-machine walks decides weights only; intervals come from the cycles.
+compared by generalised least squares, which weighs steps near to each other most, and where the
+machine paused or jumped little (`wandering.py`). That decides weights only; intervals come from the
+cycles.
 
 Who chose K changes neither what its step takes, but for the time of choosing, which is measured by
 itself, nor how many drafts are kept, which is the text's. So kinds, and acceptance, are those of
@@ -21,18 +22,15 @@ from itertools import groupby, pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.turn_state import ADAPTIVE, PLAIN, UNCOUNTED
+from benchmarks.wandering import RANK, Array, Block, Wandering
 from sglang_ascend.speculative.adaptive.costs.noise import StepNoise
 from sglang_ascend.speculative.adaptive.value import expected_by_drafts
 
 # A step that takes so many times what others of its kind do met a pause of the machine.
 PAUSE = 3.0
-# Of the largest eigenvalue. No cost is known but up to the machine's speed, which they all share.
-RANK = 1e-9
 
-Array = NDArray[np.float64]
 Step = Mapping[str, Any]
 Kind = tuple[str, int, int]  # a policy, drafts that are verified, drafts that are drafted
 
@@ -124,23 +122,31 @@ def cycles_of(steps: Sequence[Step]) -> Cycles:
     """
     kinds_of_steps = [(step["name"], step["chain"], step["drafts"]) for step in steps]
     log_times = _log_times(steps, kinds_of_steps)
-    own, drift = _noise(kinds_of_steps, log_times)
     names, kinds = sorted({step["name"] for step in steps}), sorted(set(kinds_of_steps))
     lengths = 1 + max(len(step["kept"]) for step in steps)
     cycles: dict[int, list[int]] = defaultdict(list)
     for i, step in enumerate(steps):
         cycles[step["cycle"]].append(i)
+    whole = [cycle for cycle in cycles.values() if {steps[i]["name"] for i in cycle} == set(names)]
+    is_kind = np.array([[kind == other for other in kinds] for kind in kinds_of_steps], float)
+    is_steady = np.array([verified == drafted for _, verified, drafted in kinds_of_steps])
+
+    def block_of(run: list[int]) -> Block:
+        gaps = _gaps([steps[i]["name"] for i in run])
+        return Block(is_kind[run], log_times[run], gaps, is_steady[run])
+
+    runs = [
+        (number, list(run))
+        for number, cycle in enumerate(whole)
+        for _, run in groupby(cycle, key=lambda i: steps[i]["run"])
+    ]
+    noise = _noise(kinds_of_steps, log_times)
+    found = Wandering([block_of(run) for _, run in runs], *noise).information()
+    of_cycle = np.array([[number == n for number, _ in runs] for n in range(len(whole))], float)
     rows: list[tuple[Array, ...]] = []
-    for cycle in cycles.values():
-        if {steps[i]["name"] for i in cycle} != set(names):
-            continue
-        information, score = np.zeros((len(kinds), len(kinds))), np.zeros(len(kinds))
-        for _, of_run in groupby(cycle, key=lambda i: steps[i]["run"]):
-            run = list(of_run)
-            is_kind = np.array([[kinds_of_steps[i] == kind for kind in kinds] for i in run], float)
-            precision = _precision([steps[i]["name"] for i in run], own, drift)
-            information += is_kind.T @ precision @ is_kind
-            score += is_kind.T @ precision @ log_times[run]
+    for cycle, information, score in zip(
+        whole, *(np.tensordot(of_cycle, of_runs, 1) for of_runs in found), strict=True
+    ):
         done = Counter(kinds_of_steps[i] for i in cycle)
         rows.append(
             (
@@ -182,12 +188,6 @@ def _noise(kinds: Sequence[Kind], log_times: Array) -> tuple[float, float]:
     return noise.own, noise.drift
 
 
-def _precision(names: Sequence[str], own: float, drift: float) -> Array:
-    """Of the log times of steps behind each other, whatever the machine's speed was at first.
-
-    Between turns of two policies are steps that do not count.
-    """
-    times = np.cumsum([1, *(1 + UNCOUNTED * (a != b) for a, b in pairwise(names))])
-    precision = np.linalg.inv(drift * np.minimum.outer(times, times) + own * np.eye(len(times)))
-    weight = precision.sum(1)
-    return precision - np.outer(weight, weight) / weight.sum()
+def _gaps(names: Sequence[str]) -> Array:
+    """Steps since the one before: between turns of two policies are some that do not count."""
+    return np.array([1, *(1 + UNCOUNTED * (a != b) for a, b in pairwise(names))], float)

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from benchmarks import wandering as wandering_noise
 from benchmarks.adaptive import draw
 from benchmarks.adaptive_cycles import PAUSE, Cycles, cycles_of
 from benchmarks.adaptive_points import Point, mean_speedups, prediction_errors
@@ -98,6 +99,33 @@ def test_steps_are_compared_with_their_neighbours():
     assert of_neighbours < 0.7 * of_sums
 
 
+def jumping(cycles: int, seed: int) -> list[dict[str, Any]]:
+    """The same turns on a machine that is steady but for a jump now and then, or a pause."""
+    rng = random.Random(seed)
+    steps, slowness = [], 0.0
+    for cycle in range(cycles):
+        for k, name in rng.sample(list(enumerate(SECONDS)), len(SECONDS)):
+            for _ in range(8):
+                slowness += rng.gauss(0, 0.3 if rng.random() < 0.05 else 0.005)
+                pause = 0.5 if rng.random() < 0.05 else 0.0
+                time = SECONDS[name] * math.exp(slowness + pause + rng.gauss(0, 0.01))
+                steps.append(step(name, cycle, 1, time, **none_kept(k, k)))
+    return steps
+
+
+def test_a_jump_or_a_pause_of_the_machine_says_little(monkeypatch):
+    """Control: all steps are trusted alike."""
+    errors: dict[int, list[float]] = {wandering_noise.ROUNDS: [], 0: []}
+    for rounds, found in errors.items():
+        monkeypatch.setattr(wandering_noise, "ROUNDS", rounds)
+        for seed in range(10):
+            rates = rates_of(cycles_of(jumping(8, seed)))
+            ratio = rates["adaptive"] / rates["K = 1"]
+            found.append(abs(math.log(ratio * SECONDS["adaptive"] / SECONDS["K = 1"])))
+    weighed, alike = map(statistics.mean, errors.values())
+    assert weighed < 0.5 * alike
+
+
 def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     truth, found = SECONDS["plain"] / SECONDS["adaptive"], 0
     for seed in range(40):
@@ -124,7 +152,7 @@ def test_the_fastest_other_one_is_chosen_by_other_cycles_than_it_is_compared_in(
     """Policies that are alike, of noisy rates: over the luckiest of all cycles each would lose."""
     ratios, over_luckiest = [], []
     for seed in range(40):
-        cycles = cycles_of(wandering(dict.fromkeys(SECONDS, 0.01), 6, seed, 0.3, 0.3))
+        cycles = cycles_of(wandering(dict.fromkeys(SECONDS, 0.01), 6, seed, 0.4, 0.4))
         point = Point(64, 1, cycles, None, {})
         ratios.append(point.over_best()["ratio"])
         others = [point.rates[name] for name in point.others]
