@@ -98,7 +98,7 @@ class Trainer:
         else:  # at the start, or where a shard of the pass was damaged and made again
             self.batch_number = 0
             self._begin_pass(present)
-        said = ""
+        said, self.began_at = "", self.step
         with tqdm(desc="train", total=self.config.max_steps, initial=self.step, unit="step") as bar:
             while self.step < self.config.max_steps:
                 if self.batch_number >= len(self.batches):

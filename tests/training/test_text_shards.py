@@ -113,12 +113,15 @@ def test_a_shard_that_was_deleted_is_made_again_and_no_other(tmp_path, monkeypat
 def test_text_with_a_held_out_prompt_is_left_out(tmp_path):
     target = Target.open(write_target(tmp_path / "target", "LlamaForCausalLM"))
     rows = [f"{word} " * 12 for word in ("Write", "the", "user")]
-    rows[1] = [{"role": "user", "content": "a ? The x"}, {"role": "assistant", "content": rows[1]}]
+    rows[1] = [
+        {"role": "user", "content": "The user ? a the user, x"},
+        {"role": "assistant", "content": rows[1]},
+    ]
     lines = [json.dumps(row if isinstance(row, str) else {"messages": row}) for row in rows]
     (tmp_path / "text.jsonl").write_text("\n".join(lines))
     sources = parse_sources([str(tmp_path / "text.jsonl")])
-    held_out = prompt_key("A the X!")
-    for name, excluded, num_documents in (("all", (), 3), ("some", {held_out}, 2)):
+    held_out, short = prompt_key("the User A; the user x!"), prompt_key("the the")
+    for name, excluded, num_documents in (("all", {short}, 3), ("some", {held_out, short}, 2)):
         write_text_shards(target, tmp_path / name, sources, 64, 10_000, excluded=excluded)
         (path,) = (tmp_path / name).iterdir()
         assert len(load_file(path)["lengths"]) == num_documents

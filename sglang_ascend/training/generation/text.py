@@ -22,6 +22,7 @@ from sglang_ascend.training.vocabulary.sources import Source, documents
 Tensor = torch.Tensor
 DOCUMENTS_PER_SHARD = 256
 MIN_TOKENS = 8  # of a piece: a shorter one has hardly a chain to learn from
+SHORTEST_HELD_OUT = 16  # letters of a prompt; what is shorter may stand in any text
 _COUNT = "documents"  # in a shard's metadata: how many pieces of the stream it holds
 
 
@@ -58,7 +59,7 @@ def write_text_shards(
 
     After a kill the same call goes on behind the last whole shard; one that was deleted is made
     again. `dtype` is of the products. Documents that hold the `prompt_key` of an `excluded` prompt
-    are left out.
+    are left out, of those with `SHORTEST_HELD_OUT` letters.
 
     Raises:
         ValueError: a source cannot be read, or has no piece that is long enough.
@@ -70,7 +71,8 @@ def write_text_shards(
     counted, last = sum(int(made["tokens"]) for made in done.values()), max(done, default=None)
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
     begin = [i for i in tokenizer("").input_ids if i != tokenizer.eos_token_id]
-    stream = _pieces(sources, tokenizer, begin, max_length, frozenset(excluded))
+    held_out = [key for key in excluded if len(key) >= SHORTEST_HELD_OUT]
+    stream = _pieces(sources, tokenizer, begin, max_length, held_out)
     model = target.load_model(dtype)
     with tqdm(desc="text", total=num_tokens, initial=counted, unit="token") as bar:
         for number in count():

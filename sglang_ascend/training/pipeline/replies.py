@@ -234,11 +234,10 @@ class RepliesPipeline(ABC):
         """To its end, watched, with plots of what was seen."""
         steps = trainer.config.max_steps
         num_steps = self.options.num_steps
-        log = provenance.read_log(self.run_folder / "log.jsonl")
-        if log and log[-1]["step"] >= steps:
-            self.say(f"    {steps} steps were taken before: nothing new is trained on without more")
         watch = Watch(trainer.layer, self._held_out_outputs(), num_steps, max(5, steps // LOOKS))
         trainer.run(watch)
+        if trainer.began_at >= steps:
+            self.say(f"    {steps} steps were taken before: nothing new is trained on without more")
         log = provenance.read_log(self.run_folder / "log.jsonl")
         looks = provenance.read_log(self.run_folder / ACCEPTANCE_LOG)
         (self.out / "loss.svg").write_text(loss_plot(log), encoding="utf-8")
