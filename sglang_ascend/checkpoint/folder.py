@@ -54,6 +54,12 @@ def local_folder(path: str | Path, flag: str) -> Path | None:
     )
 
 
+def let_others_read(folder: Path) -> None:
+    """The files of `folder`: safetensors writes some that only their owner may read."""
+    for path in folder.iterdir():
+        path.chmod(0o644)
+
+
 def has_tokenizer(folder: Path) -> bool:
     """Whether a vocabulary lies in `folder`."""
     held = any(all((folder / name).exists() for name in names) for names in TOKENIZER_FILES)

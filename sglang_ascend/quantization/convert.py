@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sglang_ascend.checkpoint.config import QUANTIZATION_FIELDS, QUANTIZATION_FILES
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.checkpoint.folder import let_others_read
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE
 from sglang_ascend.quantization.writers import Writer
@@ -43,10 +44,8 @@ def convert(
     unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
         _write(source, unfinished, writer, progress)
-        # mkdtemp's folder and safetensors' files are their owner's alone.
-        unfinished.chmod(0o755)
-        for path in unfinished.iterdir():
-            path.chmod(0o644)
+        unfinished.chmod(0o755)  # mkdtemp's is 0o700
+        let_others_read(unfinished)
         unfinished.rename(out)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from sglang_ascend.checkpoint import validate_checkpoint
+from sglang_ascend.checkpoint.folder import let_others_read
 from sglang_ascend.checkpoint.shards import INDEX_NAME, read_tensors
 from sglang_ascend.quantization.convert import convert
 from sglang_ascend.quantization.layouts.modelslim import ModelSlim
@@ -59,8 +60,7 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
         if path.is_file() and not path.name.endswith((*_WEIGHTS, INDEX_NAME, *_OF_OLD_LAYER)):
             shutil.copyfile(path, out / path.name)
     _write_json(out / "config.json", target.served_config)
-    for path in out.iterdir():
-        path.chmod(0o644)  # safetensors writes files that only their owner may read
+    let_others_read(out)
     validate_checkpoint(out)
 
 

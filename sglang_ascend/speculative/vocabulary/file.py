@@ -65,10 +65,13 @@ def read_vocabulary(folder: Path, vocab_size: int) -> DraftVocabulary | None:
     Raises DraftVocabularyError.
     """
     path = folder / FILE_NAME
-    if not path.is_file():
-        return None
+    return parse_vocabulary(path, path.read_bytes(), vocab_size) if path.is_file() else None
+
+
+def parse_vocabulary(path: Path, text: bytes, vocab_size: int) -> DraftVocabulary:
+    """What a file at ``path`` says whose content is ``text``. Raises DraftVocabularyError."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(text.decode("utf-8"))
         if "languages" in content:
             return _by_language(path, content, vocab_size)
         ids = torch.tensor(content["token_ids"], dtype=torch.int64)

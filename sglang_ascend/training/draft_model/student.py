@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from sglang_ascend.checkpoint.draft_model import validate_draft_model
+from sglang_ascend.checkpoint.folder import let_others_read
 from sglang_ascend.training.draft_model.start import DraftStart
 from sglang_ascend.training.interface import ChainCache
 from sglang_ascend.training.trainer import CHECKPOINT, read_average
@@ -88,6 +89,5 @@ def export_student(start: DraftStart, student: Student, target: Path, out: Path)
     fields = {name: value for name, value in start.fields.items() if name != "torch_dtype"}
     text = json.dumps(fields | {"dtype": "bfloat16"}, indent=2, ensure_ascii=False)
     (out / "config.json").write_text(text + "\n", encoding="utf-8")
-    for path in out.iterdir():
-        path.chmod(0o644)  # safetensors writes files that only their owner may read
+    let_others_read(out)
     validate_draft_model(target, out)

@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from sglang_ascend import __version__
-from sglang_ascend.speculative.vocabulary.file import (
-    FILE_NAME,
-    DraftVocabularyError,
-    read_vocabulary,
-)
+from sglang_ascend.speculative.vocabulary.file import FILE_NAME, parse_vocabulary
 from sglang_ascend.speculative.vocabulary.scripts import scripts_of
 from sglang_ascend.training.vocabulary.rankings import Counts, count, vocabulary_list
 from sglang_ascend.training.vocabulary.sources import Source, SourceError
@@ -81,16 +76,11 @@ class Builder:
             "written_by": f"sglang-ascend {__version__}",
         }
         out.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=out) as unchecked:
-            path = Path(unchecked) / FILE_NAME
-            path.write_text(json.dumps(content) + "\n", encoding="utf-8")
-            try:
-                read_vocabulary(path.parent, self.vocab_size)
-            except DraftVocabularyError as error:
-                raise DraftVocabularyError(
-                    str(error).replace(str(path), str(out / FILE_NAME))
-                ) from None
-            path.replace(out / FILE_NAME)
+        path, text = out / FILE_NAME, (json.dumps(content) + "\n").encode()
+        parse_vocabulary(path, text, self.vocab_size)
+        part = path.with_suffix(".part")
+        part.write_bytes(text)
+        part.replace(path)
         return {row["name"]: len(row["token_ids"]) for row in rows}
 
 
