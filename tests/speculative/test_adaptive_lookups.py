@@ -177,7 +177,7 @@ def test_at_a_new_load_what_is_tried_costs_little(monkeypatch):
         tokens_per_second(make, machine, batch, 0.1, first) for make in (AdaptiveAlone, Joint)
     )
     monkeypatch.setattr(every_load, "_apart", lambda one, other: math.inf)
-    monkeypatch.setattr(LoadCosts, "guess_lookups_anew", lambda load: None)
+    monkeypatch.setattr(LoadCosts, "guess_anew", lambda load: None)
     control = tokens_per_second(Joint, machine, batch, 0.1, first)
     print(f"{adaptive:.1f} of adaptive K, {both:.1f} with lookups, {control:.1f} of the control")
     assert both >= 0.9 * adaptive > control

@@ -10,7 +10,7 @@ class Tuning:
     """Costs are in steps: what a step of the current K takes."""
 
     margin: float = 0.01  # a gain below this never changes K
-    switch_cost: float = 2.0  # steps that must have been lost to the better K before it is taken
+    switch_cost: float = 1.0  # steps that must have been lost to the better K before it is taken
     decision_steps: int = 4  # from one decision to the next
     changes_a_step: float = 1 / 16  # of K, of which a probe makes two, at most on average
     most_changes: float = 24.0  # that may come one behind the other

@@ -22,10 +22,11 @@ PRIOR_COST = np.array([0.8, 0.02, 0.1, 0.01, 0.02, 0.006, 1e-6])
 PRIOR_WEIGHT, PRIOR_SECONDS = 0.01, 0.01
 
 # All below are of logarithms, and standard deviations. What the guess of a cost is off by, beside
-# the load's other guesses: at least, where it was measured at another load or is like another kind
-# of step at this one; more for each doubling from there; at most, where all is drafted, and of
-# lookups, which are to be tried.
-GUESS, GUESS_BY_KIND, DOUBLING = 0.1, 0.2, 0.4
+# the load's other guesses: where it was measured at another load, at least and more for each
+# doubling from there; where another kind of step was measured at this one; at most, where all is
+# drafted, and of lookups, which are to be tried.
+GUESS_BY_LOAD, DOUBLING_OF_LOAD = 0.15, 0.2
+GUESS_BY_KIND, DOUBLING_OF_KIND = 0.2, 0.4
 WORST_GUESS, WORST_OF_LOOKUPS = 0.7, 1.0
 
 Load = tuple[int, int]  # numbers of the batch size's bucket and the context's
@@ -35,8 +36,8 @@ class Costs:
     """Seconds of a step of a batch that drafts K tokens, K in 0..max_drafts, and verifies as many,
     or more where some were looked up.
 
-    A kind of step that a load has not had is guessed from the nearest load that had it, carried
-    over by a linear model which is fitted to all loads.
+    A kind of step that a load has not had is guessed by a linear model, which is fitted to all that
+    was measured; the load itself and those near to it weigh most.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,7 @@ class Costs:
         self._noise = StepNoise()
         self.num_steps = 0  # so far, whether they were recorded or not
         self._run: Run | None = None  # now
-        self._model: np.ndarray | None = None
+        self._models: dict[LoadCosts, np.ndarray] = {}
 
     def record(
         self,
@@ -59,7 +60,8 @@ class Costs:
         kind = num_drafts, num_drafts if verified is None else verified
         here = self.of(batch_size, context)
         i = here.number(kind)
-        if not here.num_steps[i]:
+        is_new = not here.num_steps[i] or kind in here.restored
+        if is_new:
             # That the machine paused in a step is known by another one beside it.
             first = here.first.pop(kind, None)
             if first is None:
@@ -71,12 +73,13 @@ class Costs:
         self._noise.record(run, log_seconds)
         here.drift(self.num_steps, self._noise.drift)
         innovation = log_seconds - here.mean[i]
-        if here.num_steps[i] and run.leaves_out(innovation, here.variance(i) + self._noise.own):
+        if not is_new and run.leaves_out(innovation, here.variance(i) + self._noise.own):
             return
         here.observe(kind, innovation, self._noise.own)
+        here.restored.discard(kind)
         if here.num_steps[i] in (1, 4):
-            self._model = None  # what it was fitted to has changed
-            here.guess_lookups_anew()
+            self._models.clear()  # what they were fitted to has changed
+            here.guess_anew()
 
     def _run_of(self, here: LoadCosts, kind: Kind) -> Run:
         before = self._run
@@ -100,27 +103,27 @@ class Costs:
         return here
 
     def _guess(self, here: LoadCosts, kind: Kind) -> tuple[float, float]:
-        guess = self._modelled(here, kind)
-        # By how much a guess is off other loads say, and of lookups, which are of many kinds, those
-        # of this load too.
-        is_lookup = kind[0] != kind[1]
-        off = [WORST_OF_LOOKUPS if is_lookup else WORST_GUESS]
-        if is_lookup:
-            off += [GUESS_BY_KIND + DOUBLING * _apart(kind, other) for other in here.measured()]
+        guess = self._modelled(here, kind, here)
+        off = [WORST_GUESS if kind[0] == kind[1] else WORST_OF_LOOKUPS]
+        off += [GUESS_BY_KIND + DOUBLING_OF_KIND * _apart(kind, other) for other in here.measured()]
         others = [of for of in self._loads.values() if of is not here and kind in of.measured()]
         if others:
-            nearest = min(others, key=lambda load: _distance(here, load))
-            guess += nearest.mean[nearest.kinds[kind]] - self._modelled(nearest, kind)
-            off.append(GUESS + DOUBLING * _distance(here, nearest))
+            nearest = min(others, key=lambda load: _off(here, load))
+            off.append(_off(here, nearest))
+            # Of what the model is off by there, a part is here.
+            above = nearest.mean[nearest.kinds[kind]] - self._modelled(nearest, kind, here)
+            guess += above * GUESS_BY_LOAD / off[-1]
         return guess, min(off)
 
-    def _modelled(self, load: LoadCosts, kind: Kind) -> float:
-        if self._model is None:
-            self._model = self._fit()
-        return math.log(_features(load, kind) @ self._model)
+    def _modelled(self, load: LoadCosts, kind: Kind, here: LoadCosts) -> float:
+        """By what was fitted for ``here``."""
+        if here not in self._models:
+            self._models[here] = self._fit(here)
+        return math.log(_features(load, kind) @ self._models[here])
 
-    def _fit(self) -> np.ndarray:
-        """Least squares of relative errors, drawn towards the prior at the measured level."""
+    def _fit(self, here: LoadCosts) -> np.ndarray:
+        """Least squares of relative errors, drawn towards the prior at the measured level; loads
+        near to ``here`` weigh most."""
         measured = [
             (of, kind, i) for of in self._loads.values() for kind, i in of.measured().items()
         ]
@@ -129,9 +132,10 @@ class Costs:
         rows = np.array([_features(load, kind) for load, kind, _ in measured])
         seconds = np.exp([load.mean[i] for load, _, i in measured])
         prior = PRIOR_COST * float(np.median(seconds / (rows @ PRIOR_COST)))
-        relative = rows / seconds[:, None] * prior
+        weights = np.array([GUESS_BY_LOAD / _off(here, load) for load, _, _ in measured])
+        relative = rows / seconds[:, None] * prior * weights[:, None]
         gram = relative.T @ relative + PRIOR_WEIGHT * np.eye(len(prior))
-        fitted = np.linalg.solve(gram, relative.sum(0) + PRIOR_WEIGHT)
+        fitted = np.linalg.solve(gram, relative.T @ weights + PRIOR_WEIGHT)
         return prior * np.maximum(fitted, 1e-3)
 
 
@@ -140,11 +144,11 @@ def _load(batch_size: int, context: float) -> Load:
     return batch, round(math.log(max(context, 64.0), CONTEXT_RATIO))
 
 
-def _distance(one: LoadCosts, other: LoadCosts) -> float:
-    """Doublings of the batch between two loads, and of the context by their weight."""
+def _off(one: LoadCosts, other: LoadCosts) -> float:
+    """By how much a cost of one load is guessed wrong from the other's, which the model says."""
     batches = abs(math.log2(one.batch_size / other.batch_size))
     contexts = abs(math.log2(max(one.context, 64.0) / max(other.context, 64.0)))
-    return batches + CONTEXT_WEIGHT * contexts
+    return GUESS_BY_LOAD + DOUBLING_OF_LOAD * (batches + CONTEXT_WEIGHT * contexts)
 
 
 def _apart(one: Kind, other: Kind) -> float:

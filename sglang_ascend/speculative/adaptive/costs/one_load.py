@@ -34,6 +34,7 @@ class LoadCosts:
         self.num_steps: list[int] = []  # that were timed, of each kind
         self.first: dict[Kind, float] = {}  # seconds of a kind's first step, until its second
         self.fastest: dict[Kind, float] = {}  # least log seconds that were ever believed, of timed
+        self.restored = set[Kind]()  # of those what was kept is believed, none was timed since
         self.suspects = set[Kind]()  # whose last run began with a jump
         self.mean = np.zeros(0)
         # The covariance of ``mean`` is _known + _together + _alone I: a drift is of two numbers.
@@ -107,11 +108,11 @@ class LoadCosts:
         known[:n, :n], known[n, n] = self._known, deviation**2
         self._append(kind, math.log(seconds), known, num_steps)
         self.fastest[kind] = math.log(seconds)
+        self.restored.add(kind)
 
-    def guess_lookups_anew(self) -> None:
-        """Those that were not timed, when they are asked for, by what is known now."""
-        timed = self.measured()
-        kept = [kind for kind in self.kinds if kind in timed or kind[0] == kind[1]]
+    def guess_anew(self) -> None:
+        """What was not timed, when it is asked for, by what is known now."""
+        kept = list(self.measured())
         numbers = [self.kinds[kind] for kind in kept]
         self._known, self.mean = self._known[np.ix_(numbers, numbers)], self.mean[numbers]
         self.num_steps = [self.num_steps[i] for i in numbers]
