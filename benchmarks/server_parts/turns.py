@@ -90,7 +90,8 @@ class DraftTurns:
     a turn of the plain server.
 
     Outside turns the server chooses by itself, and learns what steps cost only while it is alone:
-    else the plain server may compute on the same core.
+    else the plain server may compute on the same core. Of its own turns it learns the steps that
+    count.
     """
 
     def __init__(self) -> None:
@@ -135,10 +136,12 @@ class DraftTurns:
         known = {"name": self.name, "cycle": self.state.cycle, "chain": adaptive.in_chains}
         known |= {"requests": len(batch.reqs), "context": context}
         step = Step(self.out, adaptive.policy, in_turn and self.uncounted == 0, **known)
-        self.uncounted -= self.uncounted > 0
         begun = time.perf_counter()
         verified, drafted = original(adaptive, batch, *args)
         step.choosing += time.perf_counter() - begun
+        if in_turn and self.uncounted > 0:
+            adaptive._timed = None  # it finds the caches as the plain server left them
+        self.uncounted -= self.uncounted > 0
         step.tell(drafts=drafted)
         self.last = step
         self.unsettled.append(len(batch.reqs), step)
