@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from sglang_ascend.quantization.formats import FORMATS
-from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight, concatenate
+from sglang_ascend.quantization.weight import (
+    NOT_ALIKE,
+    InputKind,
+    InputRule,
+    QuantizedWeight,
+    concatenate,
+)
 
 # Number format, input kind, input format, dtype of zeros, then whether there are a bias, a group
 # index and a rotation; columns, columns of a block, groups, input columns of a scale (0: all);
@@ -83,7 +89,11 @@ def _read(rows: Tensor) -> QuantizedWeight:
     scale = take(groups, torch.float32)
     zeros = take(groups, _ZEROS[zero]) if _ZEROS[zero] else None
     bias = take(1, torch.float32).flatten() if has_bias else None
-    index = take(columns, torch.int64)[0] if has_index else None
+    index = None
+    if has_index:
+        index, *others = take(columns, torch.int64).unique_consecutive(dim=0)
+        if others:
+            raise ValueError(NOT_ALIKE)
     is_static = _KINDS[kind] == InputKind.STATIC
     scale_of_input, offset = static if is_static else (None, None)
     rule = InputRule(

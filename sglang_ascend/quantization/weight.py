@@ -212,6 +212,12 @@ class QuantizedWeight:
         return by_row.repeat_interleave(self.block[1], 1)[:, :in_features]
 
 
+NOT_ALIKE = (
+    "weights that differ in inputs, number format, input rule or group index cannot be one fused "
+    "projection; quantize its parts alike"
+)
+
+
 def dense(weight: Tensor | QuantizedWeight) -> Tensor:
     """Its values [out, in], of a float weight itself."""
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
@@ -234,10 +240,7 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
             or weight.input_rule != first.input_rule
             or not _same(weight.group_index, first.group_index)
         ):
-            raise ValueError(
-                "weights that differ in inputs, number format, input rule or group index cannot be "
-                "one fused projection; quantize its parts alike"
-            )
+            raise ValueError(NOT_ALIKE)
     bounds = [weight.shape[0] for weight in weights[:-1]]
     rows = gcd(*bounds, *(w.block[0] for w in weights if w.scale.shape[0] > 1)) or first.block[0]
     columns = gcd(*(w.block[1] for w in weights if w.scale.shape[1] > 1)) or first.block[1]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -90,6 +92,13 @@ def test_parts_of_several_widths_are_one_weight():
     assert joined.number_format is INT8
     expected = concatenate([wide, narrow]).dequantize()
     assert_close(joined.dequantize(), expected, rtol=0, atol=0)
+
+
+def test_parts_of_other_orders_of_columns_are_refused():
+    first = WEIGHTS["int4 float zeros, act-order"](1)
+    second = replace(first, group_index=first.group_index.roll(1))
+    with pytest.raises(ValueError, match="group index"):
+        from_rows(torch.cat([to_rows(first), to_rows(second)]))
 
 
 def test_parts_with_other_inputs_are_refused():
