@@ -27,8 +27,8 @@ class _Refusing(TyperGroup):
 app = typer.Typer(
     cls=_Refusing,
     help="Train the MTP layer of a checkpoint on the model's own outputs (FastMTP): generate, "
-    "train, evaluate, export. The same commands serve MiMo/Qwen2, Llama, DeepSeek-V3 and "
-    "GLM-4 MoE.",
+    "train, evaluate, export. The same commands serve MiMo/Qwen2, Llama, DeepSeek-V3, "
+    "GLM-4 MoE and GLM-4.7 Flash.",
     no_args_is_help=True,
 )
 
@@ -73,18 +73,17 @@ def generate(
     _use_threads(threads)
     from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
     from sglang_ascend.training.generation.prompt_files import keys_of, read_prompts
-    from sglang_ascend.training.targets.device import default_dtype
+    from sglang_ascend.training.targets.device import dtype_of_products
 
     excluded = keys_of(exclude)
     own = [row["prompt"] for row in read_prompts(prompts)] if prompts else None
     target = _open(folder, device)
-    dtype = dtype or default_dtype(target.device)
     config = GenerateConfig(
         seed=seed,
         rows=rows,
         sequences_per_shard=shard,
         own_prompt_share=own_share_of(own_share, prompts),
-        dtype=dtype,
+        dtype=dtype_of_products(dtype, target.device),
     )
     generate_shards(target, data, config, excluded, tokens, own)
 
@@ -107,11 +106,11 @@ def text(
     import torch
 
     from sglang_ascend.training.generation.text import write_text_shards
-    from sglang_ascend.training.targets.device import default_dtype
+    from sglang_ascend.training.targets.device import dtype_of_products
     from sglang_ascend.training.vocabulary.sources import parse_sources
 
     target = _open(folder, device)
-    products = getattr(torch, dtype or default_dtype(target.device))
+    products = getattr(torch, dtype_of_products(dtype, target.device))
     write_text_shards(target, data, parse_sources(text), max_length, tokens, products)
 
 
@@ -151,7 +150,7 @@ def train(
     _use_threads(threads)
     from sglang_ascend.training.loss import LossConfig
     from sglang_ascend.training.parallel import trainer_class
-    from sglang_ascend.training.targets.device import default_dtype
+    from sglang_ascend.training.targets.device import dtype_of_products
     from sglang_ascend.training.targets.start import started_layer
     from sglang_ascend.training.trainer import TrainConfig
 
@@ -166,7 +165,7 @@ def train(
         average_decay=average_decay,
         tokens_per_batch=tokens_per_batch,
         seed=seed,
-        dtype=dtype or default_dtype(target.device),
+        dtype=dtype_of_products(dtype, target.device),
     )
     trainer_class()(layer, *target.embedding_and_head(), data, out, config, loss).run()
 

@@ -82,6 +82,7 @@ def test_prompts_of_a_file_are_what_is_generated_on(tmp_path: Path) -> None:
         ("generate --data D --exclude BAD --tokens 9", "row 1 is none of a string"),
         ("text --data D --text MISSING --tokens 9", "MISSING"),
         ("train --data MISSING --out D", "MISSING holds no shard: run `generate` first"),
+        ("generate --data D --exclude P --tokens 9 --dtype fp16", "--dtype 'fp16' is none of"),
         ("train --data MISSING --out D --loss mse", "loss 'mse' is none of ce, kl"),
         ("evaluate --prompts MISSING --outputs D --run RUN", "RUN holds no checkpoint"),
         ("vocabulary --data MISSING --out D", "MISSING holds no shard: run `generate` first"),

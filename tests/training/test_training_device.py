@@ -101,7 +101,7 @@ def test_auto_is_the_accelerator_where_there_is_one(monkeypatch, here, name, ran
     monkeypatch.setattr(device, "accelerator", lambda: here and SimpleNamespace(type=here))
     monkeypatch.setenv("LOCAL_RANK", rank)
     assert str(device.compute_device(name)) == found
-    assert device.default_dtype(torch.device(found)) == (
+    assert device.dtype_of_products(None, torch.device(found)) == (
         "float32" if found == "cpu" else "bfloat16"
     )
 

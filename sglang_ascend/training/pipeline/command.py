@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from sglang_ascend.training.pipeline.replies import RepliesPipeline
 
 NOT_OPTIONS = ("target", "out", "threads")
-DTYPES = ("float32", "bfloat16")
 
 
 def train_mtp(
@@ -87,8 +86,6 @@ def settle(options: dict[str, Any]) -> None:
     elif options["text_tokens"] is None:
         options["text_tokens"] = options["tokens"]
     options["own_share"] = asked.own_share_of(options["own_share"], options["prompts"])
-    if options["dtype"] not in (None, *DTYPES):
-        raise ValueError(f"--dtype {options['dtype']!r} is none of {', '.join(DTYPES)}.")
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
@@ -113,10 +110,10 @@ def run(
     from transformers.utils import logging
 
     from sglang_ascend.training.pipeline.stages import alone_in
-    from sglang_ascend.training.targets.device import compute_device, default_dtype
+    from sglang_ascend.training.targets.device import compute_device, dtype_of_products
 
     device = compute_device(options["device"])
-    options |= {"device": str(device), "dtype": options["dtype"] or default_dtype(device)}
+    options |= {"device": str(device), "dtype": dtype_of_products(options["dtype"], device)}
     logging.disable_progress_bar()  # each stage has one of its own
     if threads:
         torch.set_num_threads(threads)

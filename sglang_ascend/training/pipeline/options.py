@@ -14,8 +14,8 @@ DATA, LAYER, RESULT = "What the layer learns from", "How it is trained", "What i
 TargetArgument = Annotated[
     Path,
     typer.Argument(
-        help="Checkpoint folder of a Llama, Qwen2, MiMo, DeepSeek-V3 or GLM-4 MoE: config.json, "
-        "safetensors, tokenizer. With an MTP layer to go on from, or without one."
+        help="Checkpoint folder of a Llama, Qwen2, MiMo, DeepSeek-V3, GLM-4 MoE or GLM-4.7 Flash: "
+        "config.json, safetensors, tokenizer. With an MTP layer to go on from, or without one."
     ),
 ]
 OutOption = Annotated[

@@ -8,6 +8,7 @@ import torch
 
 AUTO = "auto"
 ACCELERATORS = ("cuda", "npu")
+DTYPES = ("float32", "bfloat16")
 CPU = torch.device("cpu")
 
 
@@ -50,6 +51,12 @@ def compute_device(name: str = AUTO) -> torch.device:
     return torch.device(device.type, rank) if device.index is None else device
 
 
-def default_dtype(device: torch.device) -> str:
-    """Of products where none is named: bfloat16 where the device has units for it."""
-    return "float32" if device.type == CPU.type else "bfloat16"
+def dtype_of_products(asked: str | None, device: torch.device) -> str:
+    """`asked`, or bfloat16 where the device has units for it.
+
+    Raises:
+        ValueError: another is asked for.
+    """
+    if asked not in (None, *DTYPES):
+        raise ValueError(f"--dtype {asked!r} is none of {', '.join(DTYPES)}.")
+    return asked or ("float32" if device.type == CPU.type else "bfloat16")
