@@ -103,7 +103,7 @@ class PhaseMetrics:
         histogram = _metric(
             "histogram",
             "step_phase_seconds",
-            "Time of each phase of a speculative decode step, on the host's clock.",
+            "Time of each phase of a speculative decode step, on the clock of the device.",
             (*labels, "phase"),
             buckets=PHASE_BUCKETS_S,
         )
