@@ -11,7 +11,7 @@ from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.families import Family, find_family, mtp_tensors, target_tensors
 from sglang_ascend.checkpoint.layers import FUSED_EXPERTS, Expected, head_dim
-from sglang_ascend.quantization.qconfig import QConfig
+from sglang_ascend.quantization.qconfig import QConfig, layout_of
 from sglang_ascend.quantization.recipe import Recipe, read_recipe
 from sglang_ascend.quantization.weight import HEAD
 
@@ -148,14 +148,17 @@ def num_bytes(tensor: Expected, recipe: Recipe | None) -> int:
     """Of one tensor, in bf16 where the recipe leaves it float."""
     scheme = None if recipe is None else _scheme(tensor, recipe)
     count = prod(tensor.shape)
-    if scheme is None:
+    if recipe is None or scheme is None:
         return count * (4 if tensor.name.endswith(FLOAT32_NAMES) else FLOAT_BYTES)
     rows, columns = tensor.shape
     form, grid = scheme.weight.number_format, scheme.weight.grid
     block_rows, block_columns = grid.block[0] or rows, grid.block[1] or columns
     scales = ceil(rows / block_rows) * ceil(columns / block_columns)
-    # ModelSlim's files have no weight-only integer of fewer bits.
-    bits = 8 if form.is_integer and scheme.act is None else form.bits
+    bits = form.bits
+    if form.is_integer and scheme.act is None:
+        # Two codes lie in a byte, or one, as in ModelSlim's files.
+        is_packed = layout_of([rule.qconfig for rule in recipe.rules]) == "compressed-tensors"
+        bits = max(bits, 4 if is_packed else 8)
     packed = ceil((count * bits + scales * form.scale_bits) / 8)
     return packed + (0 if grid.symmetric else scales * ZERO_BYTES)
 

@@ -66,6 +66,7 @@ def quantize(
     - **w8a8-mixed**: as w8a8, but inputs stay float where int8 would cost more than FP8 does.
     - **w8a8-head**: and the head.
     - **w8a16**: int8 weights, inputs as they are.
+    - **w4a16**: int4 weights in groups of 32 columns, inputs as they are.
     - **w4a8**: experts in int4 by GPTQ, every other linear as in w8a8.
     - **w4a4**: experts and their inputs in int4, the rest as in w8a8, all rotated.
     - **fp8**: E4M3 in blocks of 128x128, inputs in groups of 128: DeepSeek's own format.

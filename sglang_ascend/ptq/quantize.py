@@ -31,7 +31,7 @@ from sglang_ascend.quantization.layouts.ours import (
     sha256,
     write_side_file,
 )
-from sglang_ascend.quantization.qconfig import QConfig
+from sglang_ascend.quantization.qconfig import QConfig, layout_of
 from sglang_ascend.quantization.recipe import Recipe
 from sglang_ascend.quantization.transforms.process import FlexSmooth
 from sglang_ascend.quantization.weight import HEAD, WEIGHT_ONLY
@@ -288,10 +288,8 @@ class Quantization:
         shutil.rmtree(whole, ignore_errors=True)
         source = quantized_view(self.layers.weights.checkpoint, partial.modules())
         schemes = [scheme for schemes in self.schemes for scheme in schemes.values()]
-        weights = [scheme.weight for scheme in (*schemes, self.head_scheme) if scheme]
-        is_fp8 = all(w.dtype == "fp8_e4m3" and w.scope == "per_block" for w in weights)
-        writer = make_writer("fp8" if is_fp8 else "modelslim", source.layout)
-        convert(source, whole, writer)
+        layout = layout_of([scheme for scheme in (*schemes, self.head_scheme) if scheme])
+        convert(source, whole, make_writer(layout, source.layout))
         if self.recipe.smoothing is not None:
             shutil.copytree(partial.folder / side_file.FOLDER, whole / side_file.FOLDER)
         write_side_file(whole, self.record)

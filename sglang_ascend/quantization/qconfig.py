@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -187,3 +188,20 @@ class QConfig(_Strict):
         kind = {"fp8_e4m3": "FP8 "}.get(form.name, f"{form.name.upper()} ")
         turned = " rotated" if self.act is not None and self.act.ext.rotation else ""
         return f"{'' if form.is_integer else kind}W{form.bits}A{inputs}{turned}"
+
+
+def layout_of(schemes: Sequence[QConfig]) -> str:
+    """The layout whose files hold weights of all these: ModelSlim's, but for FP8 blocks DeepSeek's,
+    and for weight-only integers compressed-tensors', which packs those of fewer than 8 bits."""
+    weights = [scheme.weight for scheme in schemes]
+    if all(weight.dtype == "fp8_e4m3" and weight.scope == "per_block" for weight in weights):
+        return "fp8"
+    # It has integer zero points only, which HQQ's are not, and no words of int3.
+    packs = all(
+        scheme.act is None
+        and scheme.weight.dtype in ("int8", "int4", "int2")
+        and scheme.weight.method != "hqq"
+        for scheme in schemes
+    )
+    is_wide = all(weight.dtype == "int8" for weight in weights)
+    return "compressed-tensors" if packs and not is_wide else "modelslim"

@@ -10,7 +10,7 @@ from torch import Tensor
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.values import refuse_not_finite
 from sglang_ascend.quantization.checkpoint import Checkpoint
-from sglang_ascend.quantization.layouts.ours import SIDE_FILE, Ours, sha256
+from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, sha256
 
 # scale_bias is a sum in float32, in the order of whoever wrote it.
 SUM_TOLERANCE = 1e-4
@@ -62,9 +62,10 @@ def check_hashes(checkpoint: Checkpoint) -> int:
     Raises:
         CheckpointError: a file that changed, or a shard without a hash.
     """
-    if not isinstance(checkpoint.layout, Ours):
+    side_file = checkpoint.folder / SIDE_FILE
+    if not side_file.exists():
         return 0
-    hashes = checkpoint.layout.hashes
+    _, hashes = read_side_file(side_file)
     for name, recorded in hashes.items():
         if sha256(checkpoint.folder / name) != recorded:
             raise CheckpointError(

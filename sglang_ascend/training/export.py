@@ -17,7 +17,7 @@ from sglang_ascend.checkpoint.folder import let_others_read
 from sglang_ascend.checkpoint.shards import INDEX_NAME, read_tensors
 from sglang_ascend.quantization.convert import convert
 from sglang_ascend.quantization.layouts.modelslim import ModelSlim
-from sglang_ascend.quantization.layouts.ours import Ours, write_side_file
+from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, write_side_file
 from sglang_ascend.quantization.writers import make_writer
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME as DRAFT_VOCABULARY
 from sglang_ascend.training.targets.families import Target
@@ -88,8 +88,9 @@ def _export_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
         convert(joined, out, make_writer(name, source.layout))
     for name in _OF_OLD_LAYER:
         (out / name).unlink(missing_ok=True)
-    if isinstance(source.layout, Ours):
-        write_side_file(out, {**source.layout.recipe, "mtp_layer": "trained behind it"})
+    if (source.folder / SIDE_FILE).exists():
+        recipe, _ = read_side_file(source.folder / SIDE_FILE)
+        write_side_file(out, {**recipe, "mtp_layer": "trained behind it"})
     validate_checkpoint(out)
 
 

@@ -20,7 +20,7 @@ from sglang_ascend.quantization.recipe import read_recipe
 from sglang_ascend.speculative.skipped import SkippedRows
 
 ALONE = Deployment(ranks=1)
-RECIPES = ("w8a8", "w4a8", "fp8", "w8a8-head")
+RECIPES = ("w8a8", "w4a8", "w4a16", "fp8", "w8a8-head")
 # What the published config.json has and transformers' defaults lack.
 PUBLISHED = {
     "DeepseekV3": {"moe_layer_freq": 1, "topk_method": "noaux_tc"},

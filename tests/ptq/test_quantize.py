@@ -20,6 +20,7 @@ from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts.ours import sha256
 from sglang_ascend.quantization.qconfig import InputSpec
 from sglang_ascend.quantization.recipe import parse_recipe, read_recipe
+from sglang_ascend.quantization.verification import verify
 
 TEXTS = 6
 GROUPS = """
@@ -104,11 +105,52 @@ def test_groups_that_do_not_divide_are_int8_per_channel_and_said_to_be(nano, tmp
     assert {name.split(".")[-1] for name in summary.fallbacks} == kinds
     assert len(summary.fallbacks) == 2 * 5
     found = Checkpoint.open(tmp_path / "out")
+    assert found.layout.name == "compressed-tensors"
     for module in found.schemes:
         weight = found.weight(module)
         is_fallback = module in summary.fallbacks
         assert int(weight.codes.abs().max()) == (127 if is_fallback else 7)
         assert weight.scale.shape[1] == (1 if is_fallback else weight.shape[1] // 32)
+
+
+FEW_BITS = """
+spec:
+  process:
+    - type: linear_quant
+      qconfig: {weight: {scope: per_channel, dtype: DTYPE, method: METHOD, symmetric: false}}
+      include: ["model.layers.*.mlp.shared_experts.*"]
+    - type: linear_quant
+      qconfig: {weight: {scope: per_channel, dtype: int8}}
+      include: ["lm_head"]
+"""
+
+
+def test_weight_only_integers_take_their_bits(nano, tmp_path):
+    """Beside a byte for each code in ModelSlim's files, for int3 and HQQ's real zero points."""
+    held, sizes = {}, {}
+    for dtype, method in (("int4", "mse"), ("int2", "mse"), ("int2", "hqq"), ("int3", "mse")):
+        name, out = f"{dtype} {method}", tmp_path / dtype / method
+        text = FEW_BITS.replace("DTYPE", dtype).replace("METHOD", method)
+        Quantization(nano, parse_recipe(text, name), out).run()
+        found = held[name] = Checkpoint.open(out)
+        assert verify(found).num_hashes > 0
+        codes = [found.entries[n] for m in found.schemes for n in found.names_of(m)]
+        sizes[name] = sum(
+            e.num_bytes for e in codes if "experts" in e.name and "scale" not in e.name
+        )
+    layouts = {name: found.layout.name for name, found in held.items()}
+    packed, wide = "compressed-tensors", "sglang-ascend"
+    assert layouts == {"int4 mse": packed, "int2 mse": packed, "int2 hqq": wide, "int3 mse": wide}
+    assert sizes["int2 mse"] < 0.6 * sizes["int4 mse"] < 0.36 * sizes["int3 mse"]
+    module = "model.layers.1.mlp.shared_experts.up_proj"
+    floats_of_nano = Checkpoint.open(nano).tensor(f"{module}.weight")
+    for name, bits in (("int4 mse", 4), ("int2 mse", 2)):
+        weight = held[name].weight(module)
+        assert weight.zero is not None and weight.number_format.bits == bits
+        values, floats = weight.dequantize(), floats_of_nano.float()
+        clipped = floats.clamp(values.amin(1, keepdim=True), values.amax(1, keepdim=True))
+        assert ((values - clipped).abs() <= 0.5001 * weight.scale).all()
+        assert ((values.roll(1, 1) - clipped).abs() > weight.scale).any()  # the control
 
 
 def test_inputs_stay_float_where_int8_costs_too_much_and_fused_linears_are_of_one_kind(

@@ -1,4 +1,4 @@
-"""What recipes write is served as it decodes: smoothed, rotated, and with int4 inputs.
+"""What recipes write is served as it decodes: smoothed, rotated, packed, and with int4 inputs.
 
 The oracle is transformers in float64 over the weights that `convert --to float32` gives, its inputs
 rounded by the definition, behind a rotation that the test makes by itself.
@@ -23,11 +23,13 @@ NEW_TOKENS = 12
 RECIPES = {
     "w8a8-flex": ("W8A8_DYNAMIC", "W8A8 rotated"),
     "w8a8-rotated": ("W8A8 rotated", "W8A8_DYNAMIC"),
+    "w4a16": ("W8A16", "W8A8_DYNAMIC"),
     "w4a4": ("W4A4", "W8A8 rotated"),
 }
 COUNTS = {
     "w8a8-flex": "131 of W8A8_DYNAMIC",
     "w8a8-rotated": "131 of W8A8_DYNAMIC_ROTATED",
+    "w4a16": "126 of W4A16 group g32",
     "w4a4": "96 of W4A4_DYNAMIC_ROTATED, 35 of W8A8_DYNAMIC_ROTATED",
 }
 
@@ -85,8 +87,8 @@ def test_int4_experts_and_rotated_inputs_are_served_with_mtp(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["w8a8-flex", "w8a8-rotated"])
-def test_a_smoothed_and_a_rotated_model_are_served_without_and_with_mtp(
+@pytest.mark.parametrize("recipe", ["w8a8-flex", "w8a8-rotated", "w4a16"])
+def test_what_a_recipe_writes_is_served_without_and_with_mtp(
     servers: ServerPool, model_folder: Path, prompts: Prompts, tmp_path: Path, recipe: str
 ) -> None:
     folder, decoded = written(model_folder, tmp_path, recipe)
