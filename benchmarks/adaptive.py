@@ -190,7 +190,7 @@ def main(
     For each context length the batch grows and shrinks again (1, 8, 32, 128, 32, ...). All have
     their turns on the same requests: for 8 steps each fixed K of a server, for 32 its own choice,
     and between two of them another server without speculation, of whose steps those 8 count that
-    come to where the turn before has ended. The first four steps of a turn do not. A rate is of
+    come to where the turn before has ended. The first twelve steps of a turn do not. A rate is of
     decode steps; prompts are not in it. A step that takes three times what others of its kind do
     counts as three. Steps with the same K emit and take the same, whoever chose it, but for the
     time of choosing: else luck with the text, and with the machine, would be in the rates.
@@ -287,5 +287,5 @@ if __name__ == "__main__":
     command.run(
         main,
         smoke="--batch 1 --batch 2 --context 16 --seconds 1 --settle 1 --turn 3 --max-drafts 2"
-        " --max-new-tokens 48",
+        " --max-new-tokens 128",
     )
