@@ -167,7 +167,8 @@ def train(
         seed=seed,
         dtype=dtype_of_products(dtype, target.device),
     )
-    trainer_class()(layer, *target.embedding_and_head(), data, out, config, loss).run()
+    with trainer_class() as trainer:
+        trainer(layer, *target.embedding_and_head(), data, out, config, loss).run()
 
 
 @app.command()

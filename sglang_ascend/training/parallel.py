@@ -7,6 +7,8 @@ all rows is the mean of the processes' gradients, each weighted by its rows.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,13 +19,21 @@ from sglang_ascend.training.trainer import Trainer
 Tensor = torch.Tensor
 
 
-def trainer_class() -> type[Trainer]:
-    """`Trainer`, or `ParallelTrainer` where torchrun started several processes."""
+@contextmanager
+def trainer_class() -> Iterator[type[Trainer]]:
+    """`Trainer`, or `ParallelTrainer` with its group where torchrun started several processes.
+
+    A process that ends with its group open has gloo's threads still running, and is aborted at
+    times ("terminate called without an active exception", pytorch issue 190489).
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return Trainer
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
-    return ParallelTrainer
+        yield Trainer
+        return
+    dist.init_process_group("gloo")
+    try:
+        yield ParallelTrainer
+    finally:
+        dist.destroy_process_group()
 
 
 class ParallelTrainer(Trainer):

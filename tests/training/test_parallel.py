@@ -16,6 +16,7 @@ from sglang_ascend.training.targets.start import started_layer
 from sglang_ascend.training.trainer import TrainConfig, Trainer, read_average
 
 STEPS, PER_BATCH = 8, 120
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 CONFIG = TrainConfig(max_steps=STEPS, tokens_per_batch=PER_BATCH, muon_rate=0.0)
 
 
@@ -72,11 +73,10 @@ def apart(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor], start) -> 
 
 
 def test_two_processes_train_as_one_over_both_batches(folder):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
     command = ["-m", "sglang_ascend", "train", "train", "--target", str(folder / "target")]
     command += ["--data", str(folder / "data"), "--out", str(folder / "both"), "--muon-rate", "0"]
     command += ["--max-steps", str(STEPS), "--tokens-per-batch", str(PER_BATCH)]
-    done = subprocess.run([*torchrun, *command], capture_output=True, text=True)
+    done = subprocess.run([*TORCHRUN, *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     both, joined = read_average(folder / "both"), train_here(folder, JoinedTrainer)
     alone = train_here(folder, FirstAlone)
@@ -90,3 +90,22 @@ def test_two_processes_train_as_one_over_both_batches(folder):
     assert [line["rows"] for line in logs[0]] == [line["rows"] for line in logs[1]]
     for one, two in zip(*logs, strict=True):
         assert one["losses"] == pytest.approx(two["losses"], abs=2e-4)
+
+
+OPENS_A_GROUP = """
+import torch.distributed as dist
+from sglang_ascend.training.parallel import trainer_class
+try:
+    with trainer_class() as trainer:
+        assert dist.is_initialized()
+        raise SystemExit(trainer.__name__ != "ParallelTrainer")
+finally:
+    assert not dist.is_initialized(), "gloo's threads outlive the training"
+"""
+
+
+def test_the_group_is_closed_after_training_that_fails_too(tmp_path):
+    program = tmp_path / "opens_a_group.py"
+    program.write_text(OPENS_A_GROUP)
+    done = subprocess.run([*TORCHRUN, program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
