@@ -157,11 +157,14 @@ def _emulated(weight: QuantizedWeight, dtype: torch.dtype | None) -> Product:
 
 def rounded_inputs(x: Tensor, rule: InputRule) -> Tensor:
     """`x`, rotated if `rule` says so, at the nearest of its numbers; each group of columns of a row
-    has its own scale."""
+    has its own scale, unless the rule has one for all."""
     if rule.kind == InputKind.NONE:
         return x
-    x = rotated(x) if rule.rotated else x
     form, columns = rule.number_format, x.shape[-1]
+    if rule.scale is not None and rule.offset is not None:
+        codes = form.encode(x.float() / rule.scale + rule.offset)
+        return ((form.decode(codes) - rule.offset) * rule.scale).to(x.dtype)
+    x = rotated(x) if rule.rotated else x
     width = rule.group_size or columns
     groups = torch.nn.functional.pad(x.float(), (0, -columns % width)).unflatten(-1, (-1, width))
     scale = form.scale(groups.abs().amax(-1))[..., None]

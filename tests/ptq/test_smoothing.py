@@ -6,8 +6,10 @@ import shutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_targets import write_target
 
 from sglang_ascend.checkpoint import CheckpointError
+from sglang_ascend.ptq.calibration import walked
 from sglang_ascend.ptq.folding import side_file
 from sglang_ascend.ptq.folding.smooth import folded, smoothings
 from sglang_ascend.ptq.layers import Layers
@@ -15,18 +17,33 @@ from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts.ours import sha256
-from sglang_ascend.quantization.recipe import RecipeError, parse_recipe, read_recipe
+from sglang_ascend.quantization.recipe import Recipe, RecipeError, parse_recipe, read_recipe
 from sglang_ascend.quantization.transforms.smoothing import search, smoothing_scale
+from sglang_ascend.training.export import export
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.packs import packed
 from sglang_ascend.training.targets.quantized import linears
+from sglang_ascend.training.targets.start import new_layer
 
 FLEX = read_recipe("w8a8-flex")
+STATIC = """
+spec:
+  process:
+    - {type: flex_smooth_quant}
+    - type: linear_quant
+      qconfig:
+        act: {scope: per_tensor, dtype: int8, symmetric: false}
+        weight: {scope: per_channel, dtype: int8}
+"""
 
 
 def rounded(values: torch.Tensor) -> torch.Tensor:
     scale = values.abs().amax(-1, keepdim=True) / 127
     return (values / scale).round() * scale
+
+
+def rounded_inputs(values: torch.Tensor, _scale: torch.Tensor) -> torch.Tensor:
+    return rounded(values)
 
 
 def uneven(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +65,7 @@ def test_the_scale_is_the_equation_with_a_mean_of_1():
 def test_what_is_searched_errs_less_than_a_fixed_share_and_than_nothing():
     inputs, weight = uneven()
     found, half, none = (
-        search(inputs, weight, rounded, rounded, alpha=alpha, beta=alpha)
+        search(inputs, weight, rounded_inputs, rounded, alpha=alpha, beta=alpha)
         for alpha in (None, 0.5, 0.0)
     )
     wanted = inputs.double() @ weight.double().T
@@ -57,17 +74,17 @@ def test_what_is_searched_errs_less_than_a_fixed_share_and_than_nothing():
     assert found.loss == pytest.approx(float(error), rel=1e-3)
     assert found.loss <= half.loss < none.loss
     groups = torch.arange(32) // 4
-    together = search(inputs, weight, rounded, rounded, groups).scale.view(8, 4)
+    together = search(inputs, weight, rounded_inputs, rounded, groups).scale.view(8, 4)
     assert (together == together[:, :1]).all()
     assert not torch.equal(together.flatten(), found.scale)
 
 
-def schemes_of(layers: Layers, num_parts: int) -> list[dict]:
+def schemes_of(layers: Layers, num_parts: int, recipe: Recipe = FLEX) -> list[dict]:
     return [
         {
             name: scheme.fitting(linear.in_features)
             for name, linear in linears(layers.skeleton(number))
-            if (scheme := FLEX.scheme(layers.prefix(number) + name))
+            if (scheme := recipe.scheme(layers.prefix(number) + name))
         }
         for number in range(num_parts)
     ]
@@ -112,6 +129,33 @@ def test_folding_changes_no_output_of_any_family(with_mtp):
         for one, other in zip(before, broken, strict=True)
     ]
     assert max(changed) > 5e-5
+
+
+def test_static_inputs_are_searched_with_the_scale_of_what_smoothing_makes_of_them(tmp_path):
+    """The error that was found is that of one scale and offset over all inputs, as they are served;
+    the control rounds every token by its own."""
+    recipe = parse_recipe(STATIC, "static")
+    target = Target.open(write_target(tmp_path / "target", "LlamaForCausalLM"))
+    export(target, new_layer(target, seed=0), tmp_path / "whole")
+    layers = Layers(Target.open(tmp_path / "whole"), Weights(tmp_path / "whole"))
+    words = [torch.arange(10).repeat(4), torch.arange(9, 0, -1).repeat(3)]
+    schemes, reader = schemes_of(layers, layers.num_layers, recipe), "mlp.down_proj"
+    found = smoothings(layers, schemes, recipe.smoothing, words)
+    one = found[f"{layers.prefix(0)}mlp.up_proj|up-down"]
+    _, layer, seen = next(walked(layers, words, {0: [reader]}))
+    weight, inputs = layer.get_parameter(f"{reader}.weight").double(), seen.of(reader).double()
+
+    def error(held: torch.Tensor) -> float:
+        wanted = inputs @ weight.T
+        difference = held @ rounded(weight * one.scale).T - wanted
+        return float(difference.square().mean().sqrt() / wanted.square().mean().sqrt())
+
+    smooth = inputs / one.scale
+    scale = (smooth.max() - smooth.min()) / 255
+    offset = (-128 - smooth.min() / scale).round()
+    held = ((smooth / scale + offset).round().clamp(-128, 127) - offset) * scale
+    assert one.loss == pytest.approx(error(held), rel=1e-2)
+    assert one.loss != pytest.approx(error(rounded(smooth)), rel=0.1)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import torch
 
 from sglang_ascend.ops.quantized import probe
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
-from sglang_ascend.quantization.product import prepare
+from sglang_ascend.quantization.product import prepare, rounded_inputs
 from sglang_ascend.quantization.solve import Grid, rtn
 from sglang_ascend.quantization.weight import PER_TOKEN, WEIGHT_ONLY, InputKind, InputRule
 
@@ -67,6 +67,13 @@ def test_a_product_is_the_arithmetic_of_its_fields(case):
     assert error < (2e-3 if rule.kind == InputKind.STATIC else 1e-4)  # its bias is an integer
     other = replace(weight, scale=weight.scale.roll(1, 0) * 1.1)  # the control: another row's scale
     assert np.abs(prepare(other)(x).numpy() + bias.numpy() - expected - bias.numpy()).max() > 0.01
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rounding_that_smoothing_searches_with_is_the_products(case):
+    rule, x = CASES[case][1], torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+    found = rounded_inputs(x, rule).double().numpy()
+    assert np.abs(found - rounded(x.double().numpy(), rule)).max() < 1e-5
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,7 +7,6 @@ head read, the embedding, and the MTP layer's own norms and projection stay what
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -72,11 +71,11 @@ def _searched(
         return None
     rows = max(seen, key=len)
     scheme = next(schemes[name] for name in pair.readers if name in schemes)
-    grid, act = scheme.weight.grid, input_rule(scheme.act, rows)
+    grid, extremes = scheme.weight.grid, torch.stack(rows.aminmax(dim=0))
     return search(
         rows[:: -(-len(rows) // SEARCH_ROWS)],
         torch.cat([layer.get_parameter(f"{name}.weight") for name in pair.readers]),
-        partial(rounded_inputs, rule=act),
+        lambda x, scale: rounded_inputs(x, input_rule(scheme.act, extremes / scale)),
         lambda weight: grid.rounded(weight, *grid.fit(weight)),
         groups=pair.rows,
         alpha=rule.alpha,

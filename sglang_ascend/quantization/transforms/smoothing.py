@@ -15,8 +15,10 @@ from torch import Tensor
 SHARES = [step / 20 for step in range(21)]
 LEAST_SCALE = 1e-5
 
-# [rows, columns] -> the same, rounded.
+# [rows, columns] -> the same, rounded. Of inputs, which are divided by scales, these come second: a
+# static rule depends on them.
 Rounding = Callable[[Tensor], Tensor]
+InputRounding = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def smoothing_scale(
 def search(
     inputs: Tensor,
     weight: Tensor,
-    round_inputs: Rounding,
+    round_inputs: InputRounding,
     round_weight: Rounding,
     groups: Tensor | None = None,
     alpha: float | None = None,
@@ -78,7 +80,7 @@ def search(
 
     def smoothed(alpha: float, beta: float) -> Smoothing:
         scale = smoothing_scale(high, wide, alpha, beta, exact)
-        found = round_inputs(inputs / scale) @ round_weight(weight * scale).T
+        found = round_inputs(inputs / scale, scale) @ round_weight(weight * scale).T
         return Smoothing(scale, alpha, beta, float((found - wanted).square().mean().sqrt() / size))
 
     alphas = SHARES if alpha is None else [alpha]
