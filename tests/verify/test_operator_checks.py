@@ -208,6 +208,8 @@ def test_what_a_body_raises_is_reported_in_one_line(another_body):
         ([1.0 + 2e-5, 2.0], [1.0, 2.0], 1.0),
         ([float("inf")], [float("inf")], 0.0),
         ([float("nan")], [1.0], float("inf")),
+        ([0.0, 1.0], [float("-inf"), 1.0], float("inf")),
+        ([float("inf")], [float("-inf")], float("inf")),
         ([1.0], [1.0, 1.0], float("inf")),
     ],
 )

@@ -120,11 +120,12 @@ def distance(found: torch.Tensor, expected: torch.Tensor, roundings: int) -> tup
     if found.dtype not in TOLERANCES:
         difference = (found != expected).any().item()
         return float(difference), float("inf") if difference else 0.0
+    # Equal infinities are no difference; what is not finite on one side is the largest there is.
+    largest = {"nan": float("inf"), "posinf": float("inf")}
     difference = (found.double() - expected.double()).abs()
-    # Equal infinities are no difference; a NaN on one side is the largest there is.
-    difference = difference.masked_fill(found == expected, 0.0).nan_to_num(nan=float("inf"))
+    difference = difference.masked_fill(found == expected, 0.0).nan_to_num(**largest)
     allowed = roundings * TOLERANCES[found.dtype] * (1 + expected.double().abs())
-    return difference.max().item(), (difference / allowed).max().item()
+    return difference.max().item(), (difference / allowed).nan_to_num(**largest).max().item()
 
 
 def check_call(call: BoundCall) -> Check:
