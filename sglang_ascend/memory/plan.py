@@ -114,10 +114,10 @@ def plan(config: ModelConfig, weights: str, deployment: Deployment) -> Plan:
             "ranks do not divide; change --ranks or --dp-size"
         )
     recipe = None if weights == FLOAT else read_recipe(weights)
-    divisors = _divisors(config, deployment)
+    divisors, least_bits = _divisors(config, deployment), _least_bits(recipe)
     total = rank = 0
     for tensor in tensors(family, config):
-        size = num_bytes(tensor, recipe)
+        size = num_bytes(tensor, recipe, least_bits)
         total += size
         rank += ceil(size / divisors[share_of(tensor.name)])
     token = token_bytes(config, deployment)
@@ -144,7 +144,13 @@ def tensors(family: Family, config: ModelConfig) -> Iterator[Expected]:
         yield from (tensor for tensor in part if not tensor.name.endswith(fused))
 
 
-def num_bytes(tensor: Expected, recipe: Recipe | None) -> int:
+def _least_bits(recipe: Recipe | None) -> int:
+    """Of a code of a weight-only integer: two lie in a byte, or one, as in ModelSlim's files."""
+    schemes = [] if recipe is None else [rule.qconfig for rule in recipe.rules]
+    return 4 if layout_of(schemes) == "compressed-tensors" else 8
+
+
+def num_bytes(tensor: Expected, recipe: Recipe | None, least_bits: int) -> int:
     """Of one tensor, in bf16 where the recipe leaves it float."""
     scheme = None if recipe is None else _scheme(tensor, recipe)
     count = prod(tensor.shape)
@@ -152,13 +158,10 @@ def num_bytes(tensor: Expected, recipe: Recipe | None) -> int:
         return count * (4 if tensor.name.endswith(FLOAT32_NAMES) else FLOAT_BYTES)
     rows, columns = tensor.shape
     form, grid = scheme.weight.number_format, scheme.weight.grid
+    is_weight_only = form.is_integer and scheme.act is None
+    bits = max(form.bits, least_bits) if is_weight_only else form.bits
     block_rows, block_columns = grid.block[0] or rows, grid.block[1] or columns
     scales = ceil(rows / block_rows) * ceil(columns / block_columns)
-    bits = form.bits
-    if form.is_integer and scheme.act is None:
-        # Two codes lie in a byte, or one, as in ModelSlim's files.
-        is_packed = layout_of([rule.qconfig for rule in recipe.rules]) == "compressed-tensors"
-        bits = max(bits, 4 if is_packed else 8)
     packed = ceil((count * bits + scales * form.scale_bits) / 8)
     return packed + (0 if grid.symmetric else scales * ZERO_BYTES)
 
