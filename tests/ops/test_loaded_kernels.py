@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "sglang_ascend/ops/attention/numba.py"
 PROGRAM = """
@@ -69,15 +71,22 @@ def bits_of_two_starts(folder: Path, attention: str) -> list[dict[str, str]]:
     ]
 
 
-def test_compiled_and_loaded_attention_give_the_same_bits(tmp_path):
-    compiled, loaded = bits_of_two_starts(tmp_path, SOURCE.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory) -> list[dict[str, str]]:
+    source = SOURCE.read_text(encoding="utf-8")
+    return bits_of_two_starts(tmp_path_factory.mktemp("attention"), source)
+
+
+def test_compiled_and_loaded_attention_give_the_same_bits(starts):
+    compiled, loaded = starts
     assert compiled == loaded
 
 
-def test_the_control_a_sum_in_any_order_is_found(tmp_path):
+def test_the_control_a_sum_in_any_order_is_found(starts, tmp_path):
+    """Beside the one order that is right. That LLVM chooses another one when it loads is seen with
+    AVX-512; with AVX2 alone it chooses the same one twice."""
     source = SOURCE.read_text(encoding="utf-8")
     softmax = r"@numba.njit[^\n]*\ndef softmax.*?\n\n\n"
     wrong, count = re.subn(softmax, IN_ANY_ORDER.lstrip(), source, flags=re.DOTALL)
     assert count == 1
-    compiled, loaded = bits_of_two_starts(tmp_path, wrong)
-    assert compiled != loaded
+    assert any(bits != starts[0] for bits in bits_of_two_starts(tmp_path, wrong))
