@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "sglang_ascend/ops/attention/numba.py"
@@ -89,4 +90,7 @@ def test_the_control_a_sum_in_any_order_is_found(starts, tmp_path):
     softmax = r"@numba.njit[^\n]*\ndef softmax.*?\n\n\n"
     wrong, count = re.subn(softmax, IN_ANY_ORDER.lstrip(), source, flags=re.DOTALL)
     assert count == 1
-    assert any(bits != starts[0] for bits in bits_of_two_starts(tmp_path, wrong))
+    compiled, loaded = bits_of_two_starts(tmp_path, wrong)
+    assert starts[0] != compiled or starts[0] != loaded
+    if torch.backends.cpu.get_cpu_capability() == "AVX512":
+        assert compiled != loaded
