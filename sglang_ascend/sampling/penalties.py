@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
+# Of a token that must not be drawn while another can be: its probability is 0 then. It is finite,
+# so that it is drawn where a grammar has left nothing else, which ends the reply; -inf in a whole
+# row is no distribution.
+BAN = -1e30
+
 
 @dataclass(frozen=True)
 class Penalties:
@@ -35,7 +40,7 @@ def terms_of(penalties: Penalties, counts: torch.Tensor, num_output_tokens: torc
     """The penalties of tokens that follow what a request has emitted.
 
         additive = -frequency * count - presence * [count > 0]
-                   and -inf for stop tokens while fewer than min_new_tokens are out
+                   and BAN for stop tokens while fewer than min_new_tokens are out
         scale    = repetition where count > 0
 
     Args:
@@ -54,7 +59,7 @@ def terms_of(penalties: Penalties, counts: torch.Tensor, num_output_tokens: torc
     forbidden = too_early[:, :, None] & penalties.stop_tokens[:, None]
     additive = -(frequency * counts + presence * seen)
     return Terms(
-        additive=additive.masked_fill_(forbidden, float("-inf")),
+        additive=additive.masked_fill_(forbidden, BAN),
         scale=torch.where(seen, repetition, 1.0),
     )
 

@@ -5,6 +5,7 @@ The function is cut out of the patched file and run by itself, in a namespace of
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -133,7 +134,29 @@ def test_0010_keeps_npu_methods_for_the_npu(patched, on_npu, method):
 @pytest.mark.parametrize("ids", [[0, 49], [50], [-1, 3], [3, 2**40], [], None])
 @pytest.mark.parametrize("from_client", [True, False])
 def test_0011_refuses_what_our_hook_refuses(patched, ids, from_client):
-    from sglang_ascend.plugin.requests.checks import refuse_unknown_token_ids
+    refused = bool(from_client and ids and not all(0 <= token < 50 for token in ids))
+    judge_request(patched, {"input_ids": ids if from_client else None}, ids, refused)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_refused"),
+    [
+        ({"top_logprobs_num": 50}, False),
+        ({"top_logprobs_num": 51}, True),
+        ({"input_embeds": [[0.5] * 8, [1.0] * 8]}, False),
+        ({"input_embeds": [[0.5] * 8, [1.0] * 7]}, True),
+        ({"input_embeds": [[0.5] * 7 + [float("nan")]]}, True),
+    ],
+)
+def test_0011_refuses_other_fields_that_our_hook_refuses(patched, fields, is_refused):
+    judge_request(patched, {"input_ids": None} | fields, None, is_refused)
+
+
+def judge_request(
+    patched: Any, fields: dict[str, Any], ids: list[int] | None, refused: bool
+) -> None:
+    """By the patched function and by our hook."""
+    from sglang_ascend.plugin.requests.checks import refuse_unservable_request
 
     class Passed(Exception):
         """Raised by what comes after the check."""
@@ -143,19 +166,22 @@ def test_0011_refuses_what_our_hook_refuses(patched, ids, from_client):
 
     features = SimpleNamespace(enable_encoder_swa_bounded_replay=False)
     theirs = patched(
-        "0011", "_validate_one_request", get_exec=lambda: SimpleNamespace(features=features)
+        "0011",
+        "_validate_one_request",
+        get_exec=lambda: SimpleNamespace(features=features),
+        math=math,
     )
     manager = SimpleNamespace(
-        model_config=SimpleNamespace(vocab_size=50), _validate_joint_schema_request=lambda *_: None
+        model_config=SimpleNamespace(vocab_size=50, hidden_size=8),
+        _validate_joint_schema_request=lambda *_: None,
     )
     # Reading the context length is the first thing after the check.
     manager_class = type("Manager", (SimpleNamespace,), {"context_len": property(go_on)})
-    request = SimpleNamespace(input_ids=ids if from_client else None)
-    refused = bool(from_client and ids and not all(0 <= token < 50 for token in ids))
+    request = SimpleNamespace(**fields)
     with pytest.raises(ValueError if refused else Passed):
         theirs(manager_class(**vars(manager)), request, ids)
     with pytest.raises(ValueError if refused else Passed):
-        refuse_unknown_token_ids(go_on, manager, request, ids)
+        refuse_unservable_request(go_on, manager, request, ids)
 
 
 @pytest.mark.sglang
@@ -164,7 +190,7 @@ def test_0011_refuses_what_our_hook_refuses(patched, ids, from_client):
 def test_0012_refuses_what_our_hook_refuses(patched, ids, min_new_tokens):
     from sglang.srt.sampling import sampling_params
 
-    from sglang_ascend.plugin.requests.checks import refuse_unknown_stop_tokens
+    from sglang_ascend.plugin.requests.checks import refuse_unservable_parameters
 
     theirs = patched("0012", "verify", **vars(sampling_params))
     params = sampling_params.SamplingParams(stop_token_ids=ids, min_new_tokens=min_new_tokens)
@@ -173,7 +199,32 @@ def test_0012_refuses_what_our_hook_refuses(patched, ids, min_new_tokens):
     with wrong:
         theirs(params, 50)
     with wrong:
-        refuse_unknown_stop_tokens(lambda *arguments: None, params, 50)
+        refuse_unservable_parameters(lambda *arguments: None, params, 50)
+
+
+@pytest.mark.sglang
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"logit_bias": {"3": 1e30, "4": -1e30}}, None),
+        ({"logit_bias": {"3": float("inf")}}, "logit_bias"),
+        ({"logit_bias": {"3": float("nan")}}, "logit_bias"),
+        ({"logit_bias": {"3": -2e30}}, "logit_bias"),
+        ({"repetition_penalty": 1e-6}, None),
+        ({"repetition_penalty": 1e-50}, "repetition_penalty"),
+    ],
+)
+def test_0012_refuses_other_values_that_our_hook_refuses(patched, values, named):
+    from sglang.srt.sampling import sampling_params
+
+    from sglang_ascend.plugin.requests.checks import refuse_unservable_parameters
+
+    theirs = patched("0012", "verify", **vars(sampling_params))
+    params = sampling_params.SamplingParams(**values)
+    with pytest.raises(ValueError, match=named) if named else nullcontext():
+        theirs(params, 50)
+    with pytest.raises(ValueError, match=named) if named else nullcontext():
+        refuse_unservable_parameters(lambda *arguments: None, params, 50)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

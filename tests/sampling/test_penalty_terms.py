@@ -7,11 +7,12 @@ The oracle replays one request and one token at a time with Python lists.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
-from sglang_ascend.sampling.penalties import OutputCounts, Penalties, terms_of
+from sglang_ascend.sampling.penalties import BAN, OutputCounts, Penalties, terms_of
 
 VOCAB_SIZE, WIDTH, NUM_ROWS = 17, 4, 6
 INF = float("inf")
@@ -100,7 +101,8 @@ def test_rows_are_penalised_for_what_precedes_them(seed):
             for j in range(WIDTH):
                 output = replay.outputs[i] + candidates[i, : j + 1].tolist()
                 expected = penalised(logits[i, j].tolist(), output, request)
-                assert found[i, j].tolist() == pytest.approx(expected, abs=1e-5)
+                allowed = found[i, j].where(found[i, j] > BAN / 2, -INF).tolist()
+                assert allowed == pytest.approx(expected, abs=1e-5)
         replay.commit(candidates)
 
 
@@ -114,6 +116,25 @@ def test_counting_committed_tokens_only_would_be_seen():
     right, relaxed = (terms_of(batch_of(REQUESTS), counts, before) for counts in (along, committed))
     assert not torch.equal(right.additive, relaxed.additive)
     assert not torch.equal(right.scale, relaxed.scale)
+
+
+def test_a_stop_token_is_drawn_before_its_time_where_nothing_else_is_left():
+    """A grammar that has ended allows stop tokens alone; in the control the row is no
+    distribution."""
+    replay = Replay(0)
+    replay.outputs = [[] for _ in REQUESTS]
+    terms, stops = replay.terms(replay.candidates()), torch.tensor([2, 5])
+    is_left = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill_(0, stops, True)
+    for forbidden, is_whole in ((BAN, True), (-INF, False)):
+        logits = torch.zeros(len(REQUESTS), WIDTH, VOCAB_SIZE)
+        replace(terms, additive=terms.additive.where(terms.additive > BAN / 2, forbidden)).apply(
+            logits
+        )
+        anything = torch.softmax(logits[3, 0], dim=-1)
+        assert anything[stops].tolist() == [0, 0]
+        left = torch.softmax(logits[3, 0].where(is_left, -INF), dim=-1)
+        assert bool(left.isfinite().all()) == is_whole
+        assert (left[stops].sum() == 1) == is_whole
 
 
 def test_a_request_without_penalties_keeps_its_logits():

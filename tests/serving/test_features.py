@@ -209,6 +209,19 @@ def test_a_grammar_holds_on_every_drafted_row_of_its_own_request_only(
     assert sum(reply.meta["spec_num_correct_drafts"] for reply in mtp[1::2]) > 0
 
 
+def test_a_grammar_that_has_ended_ends_the_reply_before_min_new_tokens(
+    pair: list[LaunchedServer], prompts: Prompts
+) -> None:
+    """Nothing is left to draw then but what ends it."""
+    asked = {"regex": "(yes|no)", "min_new_tokens": 20, "max_new_tokens": 30, "sampling_seed": 3}
+    for company in ({"temperature": 0}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.9}):
+        plain, mtp = ask(pair, prompts, asked | company)
+        assert said(plain) == said(mtp)
+        for reply in mtp:
+            assert reply.text in ("yes", "no")
+            assert reply.meta["finish_reason"]["type"] == "stop"
+
+
 def test_a_reply_stops_at_a_token_a_string_and_a_pattern_as_without_speculation(
     pair: list[LaunchedServer], prompts: Prompts
 ) -> None:

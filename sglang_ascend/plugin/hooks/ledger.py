@@ -52,18 +52,20 @@ _NO_COPIES = "a process that uses a CUDA device cannot be a copy: elsewhere spaw
 COMMON_HOOKS = (
     Hook(
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
-        replacement=f"{_OURS}.requests.checks.refuse_unknown_token_ids",
-        why="one request with a token id outside the vocabulary ends the server",
-        delete_when="core validates input_ids against the vocabulary",
+        replacement=f"{_OURS}.requests.checks.refuse_unservable_request",
+        why="a token id or a number of logprobs outside the vocabulary, or ragged embeddings, "
+        "end the server",
+        delete_when="core validates input_ids, top_logprobs_num and input_embeds",
         sources=("c4fc64486860d1eb",),
         patch="0011-validate-input-ids.patch",
         kind="around",
     ),
     Hook(
         target="sglang.srt.sampling.sampling_params.SamplingParams.verify",
-        replacement=f"{_OURS}.requests.checks.refuse_unknown_stop_tokens",
-        why="a stop token id outside the vocabulary, with min_new_tokens, ends the server",
-        delete_when="core validates stop_token_ids against the vocabulary",
+        replacement=f"{_OURS}.requests.checks.refuse_unservable_parameters",
+        why="a stop token id outside the vocabulary, with min_new_tokens, or a bias that float32 "
+        "does not hold, ends the server",
+        delete_when="core validates stop_token_ids and the values of logit_bias",
         sources=("986c49ca8a7a0874",),
         patch="0012-validate-stop-token-ids.patch",
         kind="around",

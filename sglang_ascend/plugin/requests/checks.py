@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+# Beyond these logits leave what float32 holds, and a row of them is no distribution.
+LARGEST_BIAS, LEAST_REPETITION_PENALTY = 1e30, 1e-6
 
-def refuse_unknown_token_ids(
+
+def refuse_unservable_request(
     validate: Callable[..., None], self: Any, obj: Any, input_ids: list[int] | None
 ) -> None:
     """Around ``TokenizerManager._validate_one_request``. Raises ValueError, which becomes a 400.
@@ -21,14 +25,38 @@ def refuse_unknown_token_ids(
                 f"input_ids contains {wrong[0]}, which is no token of this model: "
                 f"send ids from 0 to {vocab_size - 1}."
             )
+    num_logprobs = getattr(obj, "top_logprobs_num", None) or 0
+    if num_logprobs > self.model_config.vocab_size:
+        raise ValueError(
+            f"top_logprobs_num is {num_logprobs}, and this model has "
+            f"{self.model_config.vocab_size} tokens: ask for fewer."
+        )
+    for row in getattr(obj, "input_embeds", None) or ():
+        if len(row) != self.model_config.hidden_size or not math.isfinite(sum(row)):
+            raise ValueError(
+                "input_embeds must have a row of "
+                f"{self.model_config.hidden_size} finite numbers for each token."
+            )
     validate(self, obj, input_ids)
 
 
-def refuse_unknown_stop_tokens(verify: Callable[..., None], self: Any, vocab_size: int) -> None:
+def refuse_unservable_parameters(verify: Callable[..., None], self: Any, vocab_size: int) -> None:
     """Around ``SamplingParams.verify``. Raises ValueError, which becomes a 400.
 
-    Only ``min_new_tokens`` makes the server index logits with them; else they just never occur.
+    Only ``min_new_tokens`` makes the server index logits with stop tokens; else those of no token
+    just never occur.
     """
+    for token, bias in (self.logit_bias or {}).items():
+        if not isinstance(bias, int | float) or not abs(bias) <= LARGEST_BIAS:
+            raise ValueError(
+                f"logit_bias of {token} is {bias}: send a number from {-LARGEST_BIAS:g} to "
+                f"{LARGEST_BIAS:g}."
+            )
+    if 0 < self.repetition_penalty < LEAST_REPETITION_PENALTY:
+        raise ValueError(
+            f"repetition_penalty is {self.repetition_penalty}: send at least "
+            f"{LEAST_REPETITION_PENALTY:g}."
+        )
     wrong = [token for token in self.stop_token_ids or () if not 0 <= token < vocab_size]
     if wrong and self.min_new_tokens > 0:
         raise ValueError(
