@@ -7,7 +7,7 @@ the product in float64 with the weights that the target holds now.
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -151,6 +151,50 @@ def test_quantized_linears_take_no_tensors_one_by_one(drafting, head):
         succeeded, message = refused([])
         assert not succeeded and "/update_weights_from_disk" in message
     assert logits_are_of(drafting, head)
+
+
+def test_a_folder_that_the_mtp_layer_cannot_take_leaves_the_target_s_former_weights(
+    drafting, monkeypatch
+):
+    """SGLang loads the target's weights before it asks the MTP layer."""
+    from sglang_ascend.plugin.requests import weight_updates
+
+    target, loaded = torch.nn.Module(), []
+
+    def load_folder(updater, folder: str, *arguments) -> tuple[bool, str, bool]:
+        loaded.append((updater.get_model(), folder))
+        updater.model_config.model_path = folder
+        return True, "done", True
+
+    monkeypatch.setattr(weight_updates.FollowedUpdater, "_load", load_folder)
+    reasons = {drafting: "it is quantized and this server's layers are float"}
+    monkeypatch.setattr(weight_updates, "refused_folder", lambda model, _: reasons.get(model))
+    of_target = replace(updater_of(target), model_config=SimpleNamespace(model_path="old"))
+    of_layer = replace(updater_of(drafting), model_config=SimpleNamespace(), target=of_target)
+    for updater in (of_layer, of_target):
+        updater.model_config.model_path = "old"
+    assert of_target.update_weights_from_disk("new", "auto") == (True, "done")
+    assert of_layer.update_weights_from_disk("new", "auto") == (False, reasons[drafting])
+    assert loaded == [(target, "new"), (target, "old")]
+
+
+@pytest.mark.parametrize("is_quantized", [True, False])
+def test_a_quantized_head_is_taken_where_drafts_have_rows_of_one(monkeypatch, is_quantized):
+    from sglang_ascend.plugin.quantization import updates
+    from sglang_ascend.plugin.quantization.head import QuantizedHead
+    from sglang_ascend.plugin.quantization.linear import QuantizedLinear
+    from sglang_ascend.plugin.requests.draft_heads.lists import ListedHeads
+    from sglang_ascend.quantization.weight import HEAD
+
+    new = SimpleNamespace(schemes={HEAD: None})
+    monkeypatch.setattr(updates, "quantized_checkpoint", lambda folder: new)
+    model, heads = Drafting(), ListedHeads.__new__(ListedHeads)
+    of_target = QuantizedHead.__new__(QuantizedHead) if is_quantized else None
+    heads.target_head = SimpleNamespace(quant_method=of_target)
+    model.lm_head.quant_method = heads
+    model.model.embed_tokens.quant_method = QuantizedLinear("a linear")
+    reason = updates.refused_folder(model, "new")
+    assert reason is None if is_quantized else "has a quantized head" in reason
 
 
 def test_unfollowed_the_old_weights_stay_in_use_or_the_head_is_not_found(drafting, head):

@@ -9,6 +9,7 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.quantization.head import QuantizedHead
 from sglang_ascend.plugin.quantization.linear import QuantizedLinear
 from sglang_ascend.plugin.quantization.loading import quantized_checkpoint
+from sglang_ascend.plugin.requests.draft_heads.lists import ListedHeads
 from sglang_ascend.quantization.weight import HEAD
 
 
@@ -24,7 +25,7 @@ def refused_folder(model: torch.nn.Module, folder: str) -> str | None:
         return None
     if not _has(model, QuantizedLinear):
         return f"{shown(folder)} is quantized and this server's layers are float: start one of it."
-    if HEAD in checkpoint.schemes and not _has(model, QuantizedHead):
+    if HEAD in checkpoint.schemes and not _has_quantized_head(model):
         return f"{shown(folder)} has a quantized head and this server's is float: start one of it."
     return None
 
@@ -41,6 +42,18 @@ def _captured(model: torch.nn.Module) -> str | None:
     if not device_profile().captures_step or not _has(model, QuantizedLinear):
         return None
     return "quantized weights are not updated where the step is captured: start a server of them."
+
+
+def _has_quantized_head(model: torch.nn.Module) -> bool:
+    """Its own, or the target's, of which an MTP layer has rows."""
+    if _has(model, QuantizedHead):
+        return True
+    heads = (getattr(module, "quant_method", None) for module in model.modules())
+    return any(
+        isinstance(head.target_head.quant_method, QuantizedHead)
+        for head in heads
+        if isinstance(head, ListedHeads)
+    )
 
 
 def _has(model: torch.nn.Module, method: type) -> bool:

@@ -112,7 +112,7 @@ class FollowedUpdater(WeightUpdater):
 
     Attributes:
         target: of an MTP layer the target's updater, which SGLang asks first.
-        former: the folders that were served before, the last one last.
+        former: the folder that was served before the last update, if there was one.
     """
 
     target: FollowedUpdater | None = None
@@ -125,20 +125,21 @@ class FollowedUpdater(WeightUpdater):
         weight_name_filter: Callable[[str], bool] | None = None,
         recapture_cuda_graph: bool = False,
     ) -> tuple[bool, str]:
-        if reason := refused_folder(self.get_model(), model_path):
-            return False, reason
         before = self.model_config.model_path
         arguments = load_format, weight_name_filter, recapture_cuda_graph
-        succeeded, message, began = self._load(model_path, *arguments)
-        if succeeded:
-            self.former.append(before)
-            return True, message
-        self.model_config.model_path = before
-        if began:
-            self._load(before, *arguments)
+        reason = refused_folder(self.get_model(), model_path)
+        if reason is None:
+            succeeded, message, began = self._load(model_path, *arguments)
+            if succeeded:
+                self.former[:] = [before]
+                return True, message
+            self.model_config.model_path = before
+            if began:
+                self._load(before, *arguments)
+            reason = f"{model_path} was not loaded, the former weights serve: {message}"
         if self.target is not None and self.target.former:
             self.target._load(self.target.former.pop(), *arguments)
-        return False, f"{model_path} was not loaded, the former weights serve: {message}"
+        return False, reason
 
     def _load(self, model_path: str, *arguments: Any) -> tuple[bool, str, bool]:
         """SGLang's result, and whether a weight may have been replaced.
