@@ -44,6 +44,7 @@ def register_startup_checks() -> None:
             require_hooks()
         if algorithm in (NAME, DRAFT_MODEL):
             refuse_bad_checkpoint(server_args)
+            leave_out_remote_code(server_args)
 
 
 def _algorithm(server_args: Any) -> str:
@@ -66,26 +67,30 @@ def refuse_bad_checkpoint(server_args: Any) -> None:
 
     validate = _validate_draft_model if _algorithm(server_args) == DRAFT_MODEL else _validate
     try:
-        is_checked = validate(server_args)
+        validate(server_args)
     except CheckpointError as error:
         raise StartupRefused(str(error)) from None
-    if is_checked and server_args.trust_remote_code:
+
+
+def leave_out_remote_code(server_args: Any) -> None:
+    """Recipes set the flag for published checkpoints, whose Python files nobody needs."""
+    if server_args.trust_remote_code:
         declare_resolution(server_args, "sglang_ascend", trust_remote_code=False)
         logger.info(
-            "--trust-remote-code is left out: SGLang has the classes of %s, and no Python file of "
-            "the checkpoint is run.",
+            "--trust-remote-code is left out: SGLang has the classes of every model that MTP "
+            "serves, and no Python file of %s is run.",
             server_args.model_path,
         )
 
 
-def _validate(server_args: Any) -> bool:
-    """Of an MTP layer; whether the target lies on this machine. Raises CheckpointError."""
+def _validate(server_args: Any) -> None:
+    """Of a target and its MTP layer. Raises CheckpointError."""
     from sglang_ascend.checkpoint import validate_checkpoint
     from sglang_ascend.checkpoint.capabilities import INDEXED
 
     # DeepSeek-V3.2: SGLang's own worker has it, which serves on CUDA.
     served = () if device_profile().runs_step else (INDEXED,)
-    checked = validate_checkpoint(
+    validate_checkpoint(
         server_args.model_path,
         server_args.speculative_draft_model_path,
         tokenizer_path=server_args.tokenizer_path,
@@ -93,10 +98,9 @@ def _validate(server_args: Any) -> bool:
         trust_remote_code=server_args.trust_remote_code,
         served=served,
     )
-    return checked is not None
 
 
-def _validate_draft_model(server_args: Any) -> bool:
+def _validate_draft_model(server_args: Any) -> None:
     """As ``_validate``, of a model that drafts."""
     from sglang_ascend.checkpoint.draft_model import validate_draft_model
 
@@ -106,7 +110,6 @@ def _validate_draft_model(server_args: Any) -> bool:
         tokenizer_path=server_args.tokenizer_path,
         trust_remote_code=server_args.trust_remote_code,
     )
-    return True
 
 
 def refuse_bad_trace_folder() -> None:

@@ -153,9 +153,20 @@ def test_no_code_of_a_checkpoint_is_run(tiny_mimo, tmp_path, monkeypatch):
     (folder / "config.json").write_text(json.dumps(config))
     said = []
     monkeypatch.setattr(startup_checks.logger, "info", lambda text, *_: said.append(text))
-    server_args = resolve(folder, "--speculative-algorithm MTP --trust-remote-code")
+    for flags in ("", "--load-format dummy"):
+        server_args = resolve(folder, f"--speculative-algorithm MTP --trust-remote-code {flags}")
+        assert resolved(server_args, "trust_remote_code") is False
+        assert said.pop(0).startswith("--trust-remote-code is left out")
+
+
+def test_no_code_of_a_checkpoint_that_is_to_be_downloaded_is_run():
+    from sglang.srt.server_args import prepare_server_args
+
+    asked = "--model-path organisation/model --speculative-algorithm MTP --trust-remote-code"
+    server_args = prepare_server_args(asked.split())
+    with pytest.raises(OSError, match="offline"):  # it goes on to SGLang's download
+        server_args.resolve_once()
     assert resolved(server_args, "trust_remote_code") is False
-    assert said[0].startswith("--trust-remote-code is left out")
 
 
 @pytest.mark.parametrize(("flags", "expected"), OVERRIDES, ids=[flags for flags, _ in OVERRIDES])
