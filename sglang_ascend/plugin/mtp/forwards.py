@@ -134,6 +134,16 @@ class MTPForwards:
             return chain(ahead, metadata, tokens, hidden)
 
 
+def chains_of(batch: ScheduleBatch, width: int, is_relayed: bool) -> torch.Tensor:
+    """What a step verifies, int64 [batch, width].
+
+    A relay gathers them anew. Without one they lie where the step before left them, which may be
+    memory of a graph that this step replays before it has read them.
+    """
+    chains = batch.spec_info.topk_index[:, :width]
+    return chains.contiguous() if is_relayed else chains.clone()
+
+
 def requests_of(batch: ScheduleBatch) -> Requests:
     return Requests(
         seq_lens=batch.seq_lens,

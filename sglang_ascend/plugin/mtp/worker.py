@@ -127,7 +127,7 @@ class MTPWorker(EAGLEWorkerV2):
         phases = self._phases(batch, sampling, verified, drafted)
         timeline = self.step_timeline
         result = speculative_step(
-            batch.spec_info.topk_index[:, : verified + 1].contiguous(),
+            forwards.chains_of(batch, verified + 1, is_relayed=on_publish is not None),
             forwards.requests_of(batch),
             phases if timeline is None else timeline.begin(phases),
             sampling,
