@@ -200,6 +200,26 @@ def test_a_launch_reads_no_length_on_the_host(monkeypatch, triton_interpreter):
     assert recorders["merge_splits"].grids == [(24, 1), (48, 1)]
 
 
+def test_a_merge_of_many_rows_is_several_launches_of_whole_requests(monkeypatch):
+    """triton-ascend refuses a launch of 65,536 programs: 32 requests of 512 rows, four a row."""
+    from sglang_ascend.ops.attention import tiles, triton_latent_kernels
+
+    launches = []
+
+    class Launched:
+        def __getitem__(self, grid):
+            return lambda *operands, **constants: launches.append((grid, operands))
+
+    monkeypatch.setattr(triton_latent_kernels, "merge_splits", Launched())
+    monkeypatch.setattr(tiles, "machine_of", lambda device: tiles.ASCEND)
+    output = torch.empty(32 * 4, 128, 512, device="meta")
+    tiles.Splits(output, query_len=4, num_kv_heads=1, num_splits=1, in_memory=True).merged()
+    assert [grid for grid, _ in launches] == [(31 * 512, 4), (512, 4)]
+    for (num_rows, _), (outputs, masses, merged, _) in launches:
+        assert num_rows == len(masses)
+        assert len(outputs) == len(masses) == len(merged) * 128
+
+
 def test_a_gpu_is_asked_once_for_its_cores_and_shared_memory(monkeypatch):
     asked = []
 

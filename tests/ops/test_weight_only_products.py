@@ -145,6 +145,17 @@ def test_the_rows_of_each_expert_meet_its_own_matrix(body, bits, kind, dtype):
     assert not all(agrees(*part) for part in astray)
 
 
+def test_groups_of_unlike_sizes_are_not_an_npus():
+    """A rank's columns of a weight whose groups are out of order: its operator knows one size."""
+    from sglang_ascend.ops.quantized import npu
+
+    codes, scale, x = drawn(8, 64), scales(8, 2), torch.ones(1, 64, dtype=torch.bfloat16)
+    for sizes, is_taken in ((32, 32), True), ((24, 40), False):
+        index = torch.repeat_interleave(torch.arange(2), torch.tensor(sizes))
+        weight = npu.prepare_weight_only(codes, scale, group_size=32, group_index=index)
+        assert npu.accepts_weight_only(x, weight) == is_taken
+
+
 def test_leading_dimensions_are_kept_and_no_rows_give_none():
     x, codes, scale = noise(3, 4, 80)[..., ::2], drawn(6, 40), scales(6, 1)
     weight = quantized.prepare_weight_only(codes, scale)

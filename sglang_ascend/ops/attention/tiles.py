@@ -15,6 +15,7 @@ MAX_SPLITS = 64
 MIN_BLOCK = 16
 # Columns of the output that one program of the merge writes.
 MERGED_COLUMNS = 128
+MOST_PROGRAMS = 65535  # of a launch; triton-ascend refuses more
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,14 @@ class Splits:
         from sglang_ascend.ops.attention import triton_latent_kernels
 
         if self.outputs is not self.output:
-            grid = (len(self.masses), -(-self.output.shape[2] // MERGED_COLUMNS))
-            operands = self.outputs, self.masses, self.output, self.num_splits
-            triton_latent_kernels.merge_splits[grid](*operands, **self.constants)
+            num_rows, num_heads, width = self.output.shape
+            columns, query_len = -(-width // MERGED_COLUMNS), self.constants["QUERY_LEN"]
+            most = max(1, MOST_PROGRAMS // (query_len * num_heads * columns)) * query_len
+            for first in range(0, num_rows, most):
+                rows = slice(first, first + most)  # of whole requests
+                splits = slice(first * num_heads, (first + most) * num_heads)
+                outputs, masses = self.outputs[splits], self.masses[splits]
+                operands = outputs, masses, self.output[rows], self.num_splits
+                grid = len(masses), columns
+                triton_latent_kernels.merge_splits[grid](*operands, **self.constants)
         return self.output

@@ -224,6 +224,8 @@ def prepare_weight_only(
     **options,
 ) -> WeightOnly:
     weight = weight_only.prepare_weight_only(codes, scale, zero, bits=bits, **options)
+    if weight.group_size == 0:  # of groups that are not alike, as a rank's share of some columns is
+        return weight
     ordered = codes if weight.order is None else codes[..., weight.order]
     matrix = _offset_matrix(weight, ordered)
     columns = matrix.codes.contiguous()

@@ -69,6 +69,8 @@ def integer_linear(
 ) -> torch.Tensor:
     rows, weight, out = contiguous_rows(x), _described(weight), weight.codes.shape[0]
     output = torch.empty(*x.shape[:-1], out, dtype=rows.dtype)
+    if not len(rows):
+        return output.to(x.dtype)  # the loops begin with a first row
     bias = None if bias is None else bias.detach().float()
     of_bias = 0 if bias is None else bias.data_ptr()
     scratch = scratch_of(rows)

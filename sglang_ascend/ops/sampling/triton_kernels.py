@@ -134,10 +134,13 @@ def sum_from(
     have one."""
     number, mass = 0.0, 0.0
     for tile in range(0, (num_groups + TILE - 1) // TILE):
-        groups = tile * TILE + tl.arange(0, TILE)
+        # The last tile ends with the row: triton-ascend reads what a mask of values excludes.
+        first = tl.minimum(tile * TILE, tl.maximum(num_groups - TILE, 0))
+        groups = first + tl.arange(0, TILE)
         reach = tl.load(group_max + groups, mask=groups < num_groups, other=-float("inf"))
         tokens = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        wanted = (key_of(reach) >= pivot)[:, None] & (tokens < vocab_size)
+        is_new = (key_of(reach) >= pivot) & (groups >= tile * TILE)
+        wanted = is_new[:, None] & (tokens < vocab_size)
         x = tl.load(logits + tokens, mask=wanted, other=-float("inf")).to(tl.float32)
         found = wanted & (key_of(x) >= pivot)
         number += tl.sum(tl.where(found, 1.0, 0.0))
