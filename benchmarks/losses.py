@@ -20,6 +20,7 @@ from benchmarks.machine import taken_on
 from sglang_ascend.bench.figures.lookup import accepted_counts
 from sglang_ascend.bench.options import model_folder
 from sglang_ascend.bench.rounds import TASKS
+from sglang_ascend.files import write_json
 from sglang_ascend.svg import MTP, PLAIN, Panel, document
 from sglang_ascend.training.acceptance import Output, draft_matches, is_looping
 from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
@@ -27,7 +28,7 @@ from sglang_ascend.training.generation.outputs import greedy_outputs, load_outpu
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.generation.prompts import prompt_key
 from sglang_ascend.training.loss import LOSSES, LossConfig
-from sglang_ascend.training.provenance import last_losses
+from sglang_ascend.training.provenance import digest, last_losses, read_json
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import started_layer, trained_layer
 from sglang_ascend.training.trainer import TrainConfig, Trainer
@@ -111,6 +112,20 @@ def prepared(
     return data, outputs
 
 
+def bind(work: Path, asked: dict[str, object]) -> None:
+    """What lies in `work` is compared, so all of it is by the same options."""
+    path = work / "options.json"
+    before = read_json(path) if path.exists() else asked
+    for name, value in asked.items():
+        if before.get(name) != value:
+            raise SystemExit(
+                f"{name} is {value} and was {before.get(name)} in {work}: keep it as it was, or "
+                "name another folder."
+            )
+    work.mkdir(parents=True, exist_ok=True)
+    write_json(path, asked)
+
+
 def train(target: Target, data: Path, out: Path, config: TrainConfig, loss: LossConfig) -> None:
     """Goes on where it was killed; nothing to do where it ended."""
     layer = started_layer(target, data, out, config.seed, from_scratch=True)
@@ -145,6 +160,17 @@ def main(
     """
     torch.set_num_threads(threads)
     target, names = Target.open(model_folder(model)), losses or list(LOSSES)
+    asked = {
+        "--model": str(target.folder.resolve()),
+        "--prompts": digest(read_prompts(prompts)),
+        "--steps": steps,
+        "--tokens": tokens,
+        "--tokens-per-batch": tokens_per_batch,
+        "--max-new-tokens": max_new_tokens,
+        "--num-steps": num_steps,
+        "--dtype": dtype,
+    }
+    bind(work, asked)
     data, outputs = prepared(target, work, prompts, tokens, max_new_tokens, dtype)
     runs = [(name, seed) for seed in range(seeds) for name in names]
     kept: dict[str, list[list[Kept]]] = {name: [] for name in names}

@@ -25,6 +25,7 @@ TABLE: dict[str, set[str]] = {
     "__init__": set(),
     "torchvision_ops": set(),
     "env": set(),
+    "files": set(),
     "svg": set(),
     "refusals": set(),
     "stack": set(),
@@ -36,13 +37,22 @@ TABLE: dict[str, set[str]] = {
     "checkpoint": set(),
     "quantization": {"ops", "checkpoint", "refusals"},
     "memory": {"checkpoint", "quantization", "refusals"},
-    "models": {"env"},
-    "training": {"bench", "checkpoint", "ops", "quantization", "refusals", "speculative", "svg"},
-    "ptq": {"checkpoint", "quantization", "refusals", "svg", "training"},
-    "verify": {"env", "stack", "ops", "bench"},
+    "models": {"env", "files"},
+    "training": {
+        "bench",
+        "checkpoint",
+        "files",
+        "ops",
+        "quantization",
+        "refusals",
+        "speculative",
+        "svg",
+    },
+    "ptq": {"checkpoint", "files", "quantization", "refusals", "svg", "training"},
+    "verify": {"env", "files", "stack", "ops", "bench"},
 }
 TABLE["plugin"] = TABLE.keys() - {
-    *("__init__", "svg", "refusals", "bench", "memory", "training", "ptq", "verify")
+    *("__init__", "files", "svg", "refusals", "bench", "memory", "training", "ptq", "verify")
 }
 TABLE["cli"] = TABLE.keys() - {"__init__"}
 TABLE["__main__"] = {"cli"}

@@ -41,7 +41,7 @@ def run_prompts(
     """Continue every prompt."""
     generator = torch.Generator().manual_seed(SEED)
     temperatures = torch.full((len(prompts),), temperature)
-    rows = continue_prompts(target, prompts, END_ID, MAX_NEW_TOKENS, temperatures, generator)
+    rows = continue_prompts(target, prompts, [END_ID], MAX_NEW_TOKENS, temperatures, generator)
     return [
         Output(domain, tokens, len(prompt), hidden)
         for prompt, (tokens, hidden) in zip(prompts, rows, strict=True)

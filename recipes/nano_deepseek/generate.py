@@ -89,7 +89,7 @@ def generate_shard(target: Target, corpus: Path, path: Path, num_prompts: int, s
     for start in range(0, len(prompts), ROWS):
         batch = prompts[start : start + ROWS]
         temperatures = torch.from_numpy(rng.choice(TEMPERATURES, len(batch))).float()
-        rows = continue_prompts(target, batch, END_ID, MAX_NEW_TOKENS, temperatures, generator)
+        rows = continue_prompts(target, batch, [END_ID], MAX_NEW_TOKENS, temperatures, generator)
         conversations += [
             to_conversation(tokens, hidden, len(prompt), temperature)
             for prompt, (tokens, hidden), temperature in zip(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import typer
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -22,6 +23,7 @@ from recipes.nano_deepseek.config import NanoConfig
 from recipes.nano_deepseek.experts import MixtureOfExperts
 from recipes.nano_deepseek.model import DeepseekForCausalLM
 from recipes.nano_deepseek.text.tokenizer import ASSISTANT_ID, BOS_ID, USER_ID
+from sglang_ascend.files import replaced, write_json
 from sglang_ascend.training.muon import Muon
 
 logger = logging.getLogger(__name__)
@@ -150,9 +152,8 @@ def save_progress(folder: Path, step: int, model: nn.Module, optimizers: tuple) 
     tensors = {f"model.{k}": v.contiguous() for k, v in model.state_dict().items()}
     for state, key, name in _optimizer_tensors(optimizers):
         tensors[name] = state[key].contiguous()
-    partial = folder / "progress.partial"
-    save_file(tensors, partial, metadata={"step": str(step)})
-    partial.replace(folder / "progress.safetensors")
+    with replaced(folder / "progress.safetensors") as part:
+        save_file(tensors, part, metadata={"step": str(step)})
 
 
 def load_progress(folder: Path, model: nn.Module, optimizers: tuple) -> int:
@@ -169,8 +170,8 @@ def load_progress(folder: Path, model: nn.Module, optimizers: tuple) -> int:
             prefix = f"optimizer.{number}.{index}."
             for name in [n for n in tensors if n.startswith(prefix)]:
                 optimizer.state[param][name.removeprefix(prefix)] = tensors[name]
-    log = (folder / "pretrain.json").read_text(encoding="utf-8")
-    return json.loads(log)["steps_done"]
+    with safe_open(path, "pt") as file:
+        return int(file.metadata()["step"])
 
 
 def pretrain(corpus_folder: Path, out: Path, steps: int, seed: int) -> dict:
@@ -201,8 +202,8 @@ def pretrain(corpus_folder: Path, out: Path, steps: int, seed: int) -> dict:
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
             log |= {"steps_done": step + 1, "tokens": (step + 1) * SHORT.rows * SHORT.length}
             log |= {"training_loss": round(average, 3), "validation": validate(model, held)}
-            (out / "pretrain.json").write_text(json.dumps(log, indent=1), encoding="utf-8")
             save_progress(out, step + 1, model, optimizers)
+            write_json(out / "pretrain.json", log)
             logger.info("step %d: %s", step + 1, log)
     return log
 

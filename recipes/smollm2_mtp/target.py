@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from safetensors.torch import save_file
 
+from sglang_ascend.files import write_json
 from sglang_ascend.models import smollm2
 
 
@@ -13,7 +14,7 @@ def main(out: Annotated[Path, typer.Argument(help="Empty or new folder to write.
     """Write the target that the recipe trains an MTP layer for."""
     out.mkdir(parents=True, exist_ok=True)
     save_file(dict(smollm2.target_tensors()), out / "model.safetensors", metadata={"format": "pt"})
-    smollm2.write_json(out / "config.json", smollm2.target_config())
+    write_json(out / "config.json", smollm2.target_config())
     smollm2.save_tokenizer(out)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -19,17 +20,20 @@ def main(
     out: Annotated[Path, typer.Option(help="New folder.")],
 ) -> None:
     """Shuffle each part's documents and cut them, so that any number of lines is a sample."""
-    out.mkdir(parents=True)
+    unfinished = out.with_name(out.name + ".partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
     rng = random.Random(3)
     for part in PARTS:
         documents = json.loads((corpus / f"{part}.train.json").read_text(encoding="utf-8"))
         rng.shuffle(documents)
-        with (out / f"{part}.jsonl").open("w", encoding="utf-8") as file:
+        with (unfinished / f"{part}.jsonl").open("w", encoding="utf-8") as file:
             for document in documents[: WRITTEN_HERE.get(part)]:
                 for start in range(0, len(document), PIECE):
                     piece = document[start : start + PIECE]
                     if len(piece) > LEAST:
                         file.write(json.dumps(piece) + "\n")
+    unfinished.rename(out)
 
 
 if __name__ == "__main__":

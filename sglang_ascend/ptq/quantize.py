@@ -163,7 +163,8 @@ class Quantization:
         else:
             sizes = widths(self.layers, self.schemes, rule)
             found = side_file.read(source, sizes, model, words)
-        side_file.write(place, found, model, words)
+        if not (place / side_file.FOUND).exists():
+            side_file.write(place, found, model, words)
         return {name: one.scale for name, one in found.items()}
 
     def _summary(self, already_done: bool) -> Summary:

@@ -27,7 +27,8 @@ class _Solved(Layout):
 
 def quantized_view(checkpoint: Checkpoint, modules: Mapping[str, Path]) -> Checkpoint:
     """`checkpoint` with the finished linears in place of its float ones."""
-    if HEAD in modules and f"{HEAD}.weight" not in checkpoint.entries:
+    is_tied = checkpoint.config.flag("tie_word_embeddings")
+    if HEAD in modules and (is_tied or f"{HEAD}.weight" not in checkpoint.entries):
         checkpoint = _untied(checkpoint)
     schemes = {
         module: Scheme("solved", read_weight(modules[module], module).number_format, ("weight",))

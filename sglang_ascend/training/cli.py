@@ -143,7 +143,7 @@ def train(
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Leave the target's own MTP layer aside.")
     ] = False,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Of batches and of a new layer.")] = 0,
     threads: ThreadsOption = 1,
 ) -> None:
     """Train the target's MTP layer, or a new one where it has none; run again to go on."""
@@ -198,8 +198,8 @@ def evaluate(
     A quantized target writes its replies as it is served.
     """
     _use_threads(threads)
-    from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
     from sglang_ascend.training.acceptance import evaluate as measure
+    from sglang_ascend.training.draft_vocabulary import listed_in
     from sglang_ascend.training.generation import outputs as replies
     from sglang_ascend.training.generation.prompt_files import read_prompts
     from sglang_ascend.training.targets.start import own_layer, trained_layer
@@ -210,7 +210,7 @@ def evaluate(
         rows = read_prompts(prompts)
         replies.save_outputs(outputs, replies.greedy_outputs(target, rows, max_new_tokens))
     embedding, head = target.embedding_and_head()
-    draft_ids = read_draft_vocabulary(vocabulary, len(head)) if vocabulary else None
+    draft_ids = listed_in(vocabulary, len(head)) if vocabulary else None
     texts = replies.load_outputs(outputs)
     report = measure(layer, texts, embedding, head, num_steps, draft_ids, context)
     typer.echo(json.dumps(report, indent=2))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from sglang_ascend.speculative.vocabulary.file import FILE_NAME
+from sglang_ascend.speculative.vocabulary.file import FILE_NAME, read_draft_vocabulary
 from sglang_ascend.training.data import shard_paths
 from sglang_ascend.training.generation.conversation import TEXT
 from sglang_ascend.training.generation.shards import read_shard
@@ -36,6 +36,18 @@ def listed_ids(counts: torch.Tensor, special_ids: list[int], size: int) -> list[
     special = {i for i in special_ids if i < len(counts)}
     others = [i for i in ranking(counts.numpy(force=True)).tolist() if i not in special]
     return sorted([*special, *others][:size])
+
+
+def listed_in(folder: Path, vocab_size: int) -> torch.Tensor:
+    """int64 ids, ascending, of the list that lies in `folder`.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    ids = read_draft_vocabulary(folder, vocab_size)
+    if ids is None:
+        raise ValueError(f"{folder} has no {FILE_NAME}: name the folder that holds one.")
+    return ids
 
 
 def write_draft_vocabulary(folder: Path, token_ids: list[int]) -> None:

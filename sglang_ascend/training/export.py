@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from sglang_ascend.checkpoint import validate_checkpoint
 from sglang_ascend.checkpoint.folder import let_others_read
 from sglang_ascend.checkpoint.shards import INDEX_NAME, read_tensors
+from sglang_ascend.files import replaced, write_json
 from sglang_ascend.quantization.convert import convert
 from sglang_ascend.quantization.layouts.modelslim import ModelSlim
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, write_side_file
@@ -55,20 +55,19 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
         save_file(tensors, out / shard.name, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(tensors, shard.name)
     if len(shards) > 1:
-        _write_json(out / INDEX_NAME, {"metadata": {}, "weight_map": weight_map})
+        write_json(out / INDEX_NAME, {"metadata": {}, "weight_map": weight_map})
     for path in target.folder.iterdir():
         if path.is_file() and not path.name.endswith((*_WEIGHTS, INDEX_NAME, *_OF_OLD_LAYER)):
             shutil.copyfile(path, out / path.name)
-    _write_json(out / "config.json", target.served_config)
+    write_json(out / "config.json", target.served_config)
     let_others_read(out)
     validate_checkpoint(out)
 
 
 def export_layer(layer: MTPLayer, path: Path) -> None:
-    """Writes the layer's tensors alone to `path`, replacing it atomically."""
-    temporary = path.with_suffix(".part")
-    save_file(layer.to_checkpoint(), temporary, metadata={"format": "pt"})
-    temporary.replace(path)
+    """Writes the layer's tensors alone to `path`, replaced whole."""
+    with replaced(path) as part:
+        save_file(layer.to_checkpoint(), part, metadata={"format": "pt"})
 
 
 def _export_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
@@ -98,7 +97,3 @@ def _without_layer(shard: Path, prefix: str) -> dict[str, Tensor]:
     with safe_open(shard, "pt") as file:
         names = [name for name in file.keys() if not name.startswith(prefix)]  # noqa: SIM118
         return {name: file.get_tensor(name) for name in names}
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -77,7 +77,12 @@ class ChainLayer(Protocol):
 
 
 def run_chain(
-    layer: ChainLayer, hidden: Tensor, tokens: Tensor, embedding: Tensor, num_steps: int
+    layer: ChainLayer,
+    hidden: Tensor,
+    tokens: Tensor,
+    embedding: Tensor,
+    num_steps: int,
+    num_slots: int | None = None,
 ) -> list[Tensor]:
     """Teacher-forced recursion over whole sequences.
 
@@ -85,12 +90,13 @@ def run_chain(
         hidden: [batch, length, hidden_size], the target's hidden at every position.
         tokens: int64 [batch, length].
         embedding: [vocabulary, hidden_size].
+        num_slots: the first so many of each step; without it all, length - 1.
 
     Returns:
-        per step k (from 1) the outputs [batch, length - 1, hidden_size]; slot i of step k predicts
+        per step k (from 1) the outputs [batch, num_slots, hidden_size]; slot i of step k predicts
         token i + k + 1. Slots with i + k >= length saw a padding token: leave them out.
     """
-    num_slots = tokens.shape[1] - 1
+    num_slots = tokens.shape[1] - 1 if num_slots is None else num_slots
     padded = torch.nn.functional.pad(tokens, (0, num_steps))
     cache, outputs, state = ChainCache(), [], hidden[:, :num_slots]
     slots = torch.arange(num_slots, device=tokens.device)

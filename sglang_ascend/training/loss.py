@@ -36,7 +36,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in LOSSES:
-            raise ValueError(f"loss {self.kind!r} is none of {', '.join(LOSSES)}")
+            raise ValueError(f"--loss {self.kind} is none of {', '.join(LOSSES)}.")
 
 
 @dataclass(frozen=True)

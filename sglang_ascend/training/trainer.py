@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
+from sglang_ascend.files import replaced
 from sglang_ascend.training.data import (
     Sequence,
     collate,
@@ -112,7 +113,8 @@ class Trainer:
                 if self.step % self.config.checkpoint_steps == 0:
                     self._save()
                     said = watch(self)
-        self._save()
+        if self.step > self.began_at:
+            self._save()
         watch(self)
 
     def _present_shards(self) -> list[str]:
@@ -224,10 +226,9 @@ class Trainer:
             "config": asdict(self.config),
             "loss": asdict(self.loss),
         }
-        part = self.out / "checkpoint.part"
         tensors = {name: value.cpu() for name, value in tensors.items()}
-        save_file(tensors, part, metadata={"progress": json.dumps(progress)})
-        part.rename(self.out / CHECKPOINT)
+        with replaced(self.out / CHECKPOINT) as part:
+            save_file(tensors, part, metadata={"progress": json.dumps(progress)})
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         """The mutable state that this parameter's optimizer keeps of it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress as Bars
 from rich.progress import TaskID
 
+from sglang_ascend.files import write_json
 from sglang_ascend.verify.checks import Check, PartResult, Progress
 from sglang_ascend.verify.machine import Machine
 from sglang_ascend.verify.operators.against_reference import check_operators
@@ -23,6 +23,7 @@ from sglang_ascend.verify.serving import Setting, check_serving
 from sglang_ascend.verify.serving_waits import check_waits
 
 PARTS = ("operators", "synchronisation", "operator-speed", "serving", "serving-waits")
+PACKAGE = Path(__file__).parents[1]
 NOT_EMULATED = "an emulated NPU has no speed, and serves no model here"
 
 
@@ -37,13 +38,13 @@ class Verification:
 
     def key(self, part: str) -> str:
         """Of everything that the part's result depends on."""
-        models = [str(model) for model in self.models]
+        models = [(str(model), _state_of(model)) for model in self.models]
         settings = {
             "operator-speed": [self.rounds],
             "serving": [self.rounds, models],
             "serving-waits": models,
         }
-        described = [self.machine.label, self.machine.facts, settings.get(part)]
+        described = [self.machine.label, self.machine.facts, _state_of(PACKAGE), settings.get(part)]
         return hashlib.sha256(json.dumps(described).encode()).hexdigest()[:16]
 
     def run_part(self, part: str, progress: Progress) -> list[Check]:
@@ -64,30 +65,42 @@ class Verification:
     ) -> list[Check]:
         """One model after another: a card need not hold four servers."""
         checks = []
-        for model in self.models:
-            setting = Setting(model, self.machine.device, self.folder, self.rounds)
+        for model, name in zip(self.models, distinct_names(self.models), strict=True):
+            setting = Setting(model, self.machine.device, self.folder, self.rounds, name)
 
-            def advance(what: str, total: int, model: Path = model) -> None:
-                progress(f"{model.name}: {what}", total * len(self.models))
+            def advance(what: str, total: int, name: str = name) -> None:
+                progress(f"{name}: {what}", total * len(self.models))
 
             checks += check(setting, advance)
         return checks
 
 
+def distinct_names(models: Sequence[Path]) -> list[str]:
+    """By which results and logs are told apart; of two folders ``model`` the second is model-2."""
+    names: list[str] = []
+    for model in models:
+        name = model.resolve().name
+        same = sum(other.resolve().name == name for other in models[: len(names)])
+        names.append(f"{name}-{same + 1}" if same else name)
+    return names
+
+
+def _state_of(folder: Path) -> list[tuple[str, int, int]]:
+    """Changes where a file in it does, code or weights."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    states = [(str(path.relative_to(folder)), path.stat()) for path in files]
+    return [(name, s.st_size, s.st_mtime_ns) for name, s in states if "__pycache__" not in name]
+
+
 def finished(path: Path, key: str) -> PartResult | None:
-    """A part's earlier result, unless it was found on something else or its file is damaged."""
+    """A part's earlier result, unless it failed, was found on something else, or its file is
+    damaged."""
     try:
         result = PartResult.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return result if result.key == key else None
-
-
-def keep(path: Path, result: PartResult) -> None:
-    """Written beside and renamed: a killed run leaves a whole file or none."""
-    temporary = path.with_suffix(".partial")
-    temporary.write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    failed = any(check.passed is False for check in result.checks)
+    return None if failed or result.key != key else result
 
 
 def run(
@@ -107,7 +120,7 @@ def run(
                 checks = verification.run_part(part, _advance(bars, task, part))
                 seconds = time.monotonic() - start
                 result = PartResult(part, key, seconds, tuple(checks))
-                keep(folder / f"{part}.json", result)
+                write_json(folder / f"{part}.json", result.to_json())
             bars.update(task, total=1, completed=1, description=f"{part}: done")
             results.append(result)
     return results

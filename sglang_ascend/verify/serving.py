@@ -43,6 +43,7 @@ class Setting:
     device: str
     folder: Path
     rounds: int
+    name: str
 
     def arguments(self, name: str) -> list[str]:
         arguments = ["--model-path", str(self.model), "--dtype", DTYPES[self.device], *LIMITS]
@@ -61,7 +62,7 @@ def running(
     with ExitStack() as stack:
         started, ready, checks = {}, {}, []
         for name in FLAGS:
-            log = setting.folder / f"server-{setting.model.name}-{name}.log"
+            log = setting.folder / f"server-{setting.name}-{name}.log"
             arguments = setting.arguments(name)
             started[name] = ServerProcess(arguments, log, environment=environment)
             stack.callback(started[name].stop)
@@ -206,13 +207,14 @@ def time_servers(
 
 def check_serving(setting: Setting, progress: Progress) -> list[Check]:
     """Never raises: a server that dies is what was found."""
-    total = 3 + len(BATCHES)
+    total, checks = 3 + len(BATCHES), list[Check]()
     try:
         progress("the reference on the CPU", total)
         reference = ReferenceTokens(setting.model, DTYPES[setting.device])
         prompts = [reference.prompt(question) for question in QUESTIONS]
         progress("servers start", total)
-        with running(setting) as (servers, checks):
+        with running(setting) as (servers, started):
+            checks += started
             if servers:
                 progress("greedy tokens", total)
                 checks += check_tokens(servers, reference)
@@ -220,5 +222,5 @@ def check_serving(setting: Setting, progress: Progress) -> list[Check]:
                     progress(f"output tokens/s, batch {batch}", total)
                     checks += time_servers(servers, prompts, batch, setting.rounds)
     except Exception as error:
-        checks = [Check("the servers answer", False, note=sentence_of(error))]
-    return [replace(check, name=f"{setting.model.name}: {check.name}") for check in checks]
+        checks.append(Check("the servers answer", False, note=sentence_of(error)))
+    return [replace(check, name=f"{setting.name}: {check.name}") for check in checks]

@@ -29,7 +29,7 @@ def waits_per_step(server: ServerProcess) -> float:
 def check_waits(setting: Setting, progress: Progress) -> list[Check]:
     """Never raises. Plain decode is measured beside it and not judged: it is SGLang's own. Nor is a
     server that chooses K, which waits where it drafts again."""
-    name = setting.model.name
+    name = setting.name
     if setting.device == "cpu":
         return [Check(f"{name}: waits", None, note="there is no device to wait for")]
     progress("servers start", 2)

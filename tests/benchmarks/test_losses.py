@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
-from benchmarks.losses import compared
+import pytest
+
+from benchmarks.losses import bind, compared
 
 
 def test_a_small_gain_of_every_reply_is_seen_among_replies_that_differ_much():
@@ -20,6 +22,13 @@ def test_a_small_gain_of_every_reply_is_seen_among_replies_that_differ_much():
     # Control: of replies that are not each other's pair the same gain is no more than noise.
     assert found["other replies"]["over_reference"]["low"] < 0
     assert found["lk"]["high"] - found["lk"]["low"] > 0.3
+
+
+def test_a_folder_holds_layers_of_the_same_options(tmp_path):
+    bind(tmp_path / "work", {"--tokens": 20_000, "--num-steps": 3})
+    bind(tmp_path / "work", {"--tokens": 20_000, "--num-steps": 3})
+    with pytest.raises(SystemExit, match="--tokens is 60000 and was 20000"):
+        bind(tmp_path / "work", {"--tokens": 60_000, "--num-steps": 3})
 
 
 def test_lengths_are_tokens_per_forward():

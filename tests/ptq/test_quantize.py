@@ -307,6 +307,12 @@ def test_unfinished_layers_of_another_recipe_are_refused_and_kept(nano, tmp_path
     assert hashes(tmp_path / "out.partial") == kept and not out.exists()
 
 
+def test_a_run_killed_as_it_began_is_begun_again(nano, tmp_path):
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "task.json.part").write_text("{")
+    assert not Quantization(nano, read_recipe("w8a8"), tmp_path / "out").run().already_done
+
+
 def test_folders_that_are_not_its_own_are_left_alone(nano, tmp_path):
     (tmp_path / "mine.partial").mkdir()
     (tmp_path / "mine.partial" / "letter.txt").write_text("dear")

@@ -62,6 +62,20 @@ def test_a_resumed_run_ends_in_the_same_weights_and_optimizer_state(
     assert same_weights(tmp_path / "whole", tmp_path / "resumed")
 
 
+def test_a_kill_between_the_weights_and_the_log_skips_no_step(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(path: Path, content: object) -> None:
+        raise KeyboardInterrupt
+
+    pretrain.pretrain(corpus, tmp_path / "whole", STEPS, seed=0)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(pretrain, "write_json", killed)
+        pretrain.pretrain(corpus, tmp_path / "resumed", STEPS, seed=0)
+    pretrain.pretrain(corpus, tmp_path / "resumed", STEPS, seed=0)
+    assert same_weights(tmp_path / "whole", tmp_path / "resumed")
+
+
 def test_forgetting_the_optimizer_state_is_noticed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,13 @@ from recipes.smollm2_mtp.card.store import Store
 from recipes.smollm2_mtp.card.write import Prompts, check, write
 from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
 from sglang_ascend.training.export import export
-from sglang_ascend.training.generation.conversation import FORCED, REPLY, USER, ChatTokens
+from sglang_ascend.training.generation.conversation import (
+    FORCED,
+    REPLY,
+    USER,
+    ChatTokens,
+    reply_ends,
+)
 from sglang_ascend.training.generation.generate import GenerateConfig
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import new_layer
@@ -59,7 +65,8 @@ def model(target: Target):
 
 @pytest.fixture(scope="module")
 def chat(target: Target) -> ChatTokens:
-    return ChatTokens.of(AutoTokenizer.from_pretrained(target.folder))
+    tokenizer = AutoTokenizer.from_pretrained(target.folder)
+    return ChatTokens.of(tokenizer, reply_ends(target.folder, tokenizer))
 
 
 @pytest.fixture

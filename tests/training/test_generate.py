@@ -2,6 +2,7 @@
 target would give that conversation alone."""
 
 import json
+import shutil
 from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from sglang_ascend.training.generation.conversation import (
     USER,
     ChatTokens,
     Conversation,
+    reply_ends,
 )
 from sglang_ascend.training.generation.generate import GenerateConfig, Generator, generate_shards
 from sglang_ascend.training.generation.outputs import (
@@ -117,7 +119,7 @@ def test_draws_have_the_probabilities_of_the_softmax_at_their_temperature():
 def test_a_killed_generation_goes_on_behind_its_last_whole_shard(target, tmp_path):
     generate_shards(target, tmp_path, CONFIG, set(), 20)
     first = {path.name: path.read_bytes() for path in tmp_path.glob("*.safetensors")}
-    (tmp_path / "shard-000-00009.part").write_text("killed while writing")
+    (tmp_path / "shard-000-00009.safetensors.part").write_text("killed while writing")
     generate_shards(target, tmp_path, CONFIG, set(), 120)
     paths = sorted(tmp_path.glob("*.safetensors"))
     assert len(paths) > len(first)
@@ -169,13 +171,53 @@ def test_evaluation_outputs_are_greedy_and_survive_the_file(target, model, tmp_p
 
 def test_the_chat_template_is_cut_where_the_contents_go(target):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(target.folder)
-    chat = ChatTokens.of(tokenizer)
+    chat = ChatTokens.of(tokenizer, reply_ends(target.folder, tokenizer))
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "x"}], tokenize=False, add_generation_prompt=True
     )
     ids = tokenizer(text, add_special_tokens=False).input_ids
     assert [*chat.prefix, WORDS.index("x"), *chat.to_reply] == ids
     assert chat.end_of(REPLY) == tokenizer.eos_token_id
+
+
+THINKING = (
+    "{% for m in messages %}{% if m.role == 'user' %}<|im_start|> {{ m.content }} {% else %}"
+    "assistant ? {{ m.content }} the <|im_end|> {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant Write {% endif %}"
+)
+
+
+def test_a_reply_begins_and_ends_as_a_server_has_it_begin_and_end(target):
+    """The template writes past replies otherwise, and a word before the token that ends them."""
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(target.folder)
+    tokenizer.chat_template = THINKING
+    chat = ChatTokens.of(tokenizer, reply_ends(target.folder, tokenizer))
+    assert [WORDS[i] for i in chat.to_reply] == ["assistant", "Write"]
+    assert [WORDS[i] for i in chat.to_user] == ["<|im_end|>", "<|im_start|>"]
+    assert chat.end_of(REPLY) == tokenizer.eos_token_id
+
+
+def test_a_reply_ends_at_every_token_at_which_a_server_ends_one(target, tmp_path):
+    prompts = [{"domain": "one", "prompt": "Write the x"}]
+    (whole,) = greedy_outputs(target, prompts, 12)
+    reply = whole.tokens[whole.prompt_length :].tolist()
+    end = reply[1]
+    folder = shutil.copytree(target.folder, tmp_path / "with two ends")
+    ends = json.dumps({"eos_token_id": [WORDS.index("<|im_end|>"), end]})
+    (folder / "generation_config.json").write_text(ends)
+    (cut,) = greedy_outputs(replace(target, folder=folder), prompts, 12)
+    assert cut.tokens[cut.prompt_length :].tolist() == reply[: reply.index(end) + 1] != reply
+
+
+def test_a_reply_has_its_whole_length_where_one_token_leads_to_it(target):
+    """And not what the user turn before it leaves."""
+    config = replace(CONFIG, own_prompt_share=1.0, second_turn_share=0.0)
+    generator = Generator(target, config, set())
+    generator.chat = replace(generator.chat, to_reply=generator.chat.to_reply[:1])
+    for row in islice(generator.run(), 8):
+        is_full = row.roles.count(REPLY) == config.max_reply_tokens
+        assert is_full or row.tokens[-1] == generator.chat.end_of(REPLY)
+        assert USER in row.roles
 
 
 def test_the_draft_vocabulary_holds_special_and_frequent_tokens_then_low_ids(target, tmp_path):

@@ -131,7 +131,7 @@ def test_every_distance_to_the_target_itself_is_least_where_the_draft_equals_it(
 
 
 def test_a_loss_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="'mse' is none of ce, kl, tv, lk, hybrid"):
+    with pytest.raises(ValueError, match="--loss mse is none of ce, kl, tv, lk, hybrid"):
         LossConfig(kind="mse")
 
 

@@ -99,6 +99,7 @@ def test_prompts_come_from_lists_and_lines_and_are_not_repeated(text, tmp_path):
         ('"one"\n{"question": "two"}', "row 2 is none of a string"),
         ('"one"\n{"prompt": ', "prompts.json:2 is not JSON"),
         ("[1, ", "prompts.json:1 is not JSON"),
+        ('"a\u2028b"\n{"prompt": ', "prompts.json:2 is not JSON"),
         ('{"prompt": "  "}', "row 1 is none of"),
     ],
 )

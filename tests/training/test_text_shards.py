@@ -73,7 +73,7 @@ def test_text_is_trained_on_from_its_second_token_and_a_kill_loses_nothing(tmp_p
     write_text_shards(target, whole, sources, 16, 10_000)
     write_text_shards(target, resumed, sources, 16, 20)
     assert len(list(resumed.iterdir())) == 1
-    (resumed / "text-00001.part").write_text("killed while writing")
+    (resumed / "text-00001.safetensors.part").write_text("killed while writing")
     write_text_shards(target, resumed, sources, 16, 10_000)
     names = sorted(path.name for path in whole.iterdir())
     assert len(names) > 2
@@ -108,6 +108,18 @@ def test_a_shard_that_was_deleted_is_made_again_and_no_other(tmp_path, monkeypat
     for name, tensors in whole.items():
         again = load_file(out / name)
         assert all(torch.equal(again[key], tensors[key]) for key in tensors)
+
+
+def test_shards_of_other_text_are_refused(tmp_path):
+    """Its first pieces would be taken for those that the shards hold, and skipped."""
+    target = Target.open(write_target(tmp_path / "target", "LlamaForCausalLM"))
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.txt").write_text(f"Write the {name} ? a the user\n" * 40)
+    one, other = (parse_sources([str(tmp_path / f"{n}.txt")]) for n in ("one", "other"))
+    write_text_shards(target, tmp_path / "data", one, 16, 20)
+    with pytest.raises(ValueError, match="shards of other text: give the same --text"):
+        write_text_shards(target, tmp_path / "data", [*one, *other], 16, 10_000)
+    write_text_shards(target, tmp_path / "data", one, 16, 40)
 
 
 def test_text_with_a_held_out_prompt_is_left_out(tmp_path):

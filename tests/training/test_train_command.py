@@ -73,6 +73,15 @@ def test_prompts_of_a_file_are_what_is_generated_on(tmp_path: Path) -> None:
     )
     (shard,) = (tmp_path / "data").glob("*.safetensors")
     assert {*read_prompt_list(shard)} == {*mine}
+    more = [*mine, "Write the the a ?"]
+    (tmp_path / "mine.json").write_text(json.dumps(more))
+    train(
+        *("generate", "--target", target, "--data", tmp_path / "data", "--tokens", 9_999),
+        *("--exclude", tmp_path / "held_out.json", "--prompts", tmp_path / "mine.json"),
+        *("--seed", 1),
+    )
+    (shard,) = (tmp_path / "data").glob("shard-001-*.safetensors")
+    assert read_prompt_list(shard) == more[2:]  # no seed answers a prompt again
 
 
 @pytest.mark.parametrize(
@@ -83,7 +92,7 @@ def test_prompts_of_a_file_are_what_is_generated_on(tmp_path: Path) -> None:
         ("text --data D --text MISSING --tokens 9", "MISSING"),
         ("train --data MISSING --out D", "MISSING holds no shard: run `generate` first"),
         ("generate --data D --exclude P --tokens 9 --dtype fp16", "--dtype 'fp16' is none of"),
-        ("train --data MISSING --out D --loss mse", "loss 'mse' is none of ce, kl"),
+        ("train --data MISSING --out D --loss mse", "--loss mse is none of ce, kl"),
         ("evaluate --prompts MISSING --outputs D --run RUN", "RUN holds no checkpoint"),
         ("vocabulary --data MISSING --out D", "MISSING holds no shard: run `generate` first"),
         ("export --run RUN D", "RUN holds no checkpoint.safetensors: run `train` first"),

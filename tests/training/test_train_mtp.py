@@ -153,6 +153,20 @@ def test_an_option_that_would_spoil_a_stage_is_refused_by_name(target, finished,
     assert "another --out" in said
 
 
+def test_a_loss_that_is_none_is_refused_before_anything_is_written(target, tmp_path):
+    assert "--loss k1 is none of ce, kl" in refusal(target, tmp_path / "out", "--loss", "k1")
+    assert not (tmp_path / "out" / "stages.json").exists()
+
+
+def test_a_training_that_kept_nothing_may_begin_again_otherwise(target, generated, monkeypatch):
+    """Such as by fewer tokens a batch, where memory was short."""
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "save_file", full_after(0))
+        assert "no space is left" in refusal(target, generated)
+    train_mtp(target, generated, "--loss", "tv", steps=6)
+    assert "--loss is kl and was tv" in refusal(target, generated)
+
+
 def test_a_finished_training_is_prolonged(target, finished, tmp_path):
     out = tmp_path / "longer"
     shutil.copytree(finished, out)

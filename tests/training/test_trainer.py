@@ -78,6 +78,15 @@ def test_resuming_after_a_kill_gives_identical_weights(target, tmp_path):
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
+def test_a_training_that_has_ended_keeps_what_it_says_of_itself(target, tmp_path):
+    write_data(tmp_path / "data")
+    trainer(target, Trainer, tmp_path / "data", tmp_path / "out").run()
+    before = (tmp_path / "out" / "checkpoint.safetensors").read_bytes()
+    other = replace(CONFIG, learning_rate=9.0)
+    trainer(target, Trainer, tmp_path / "data", tmp_path / "out", other).run()
+    assert (tmp_path / "out" / "checkpoint.safetensors").read_bytes() == before
+
+
 def test_a_training_may_go_on_on_another_device(target, tmp_path):
     """From a pretended one on the CPU, and back, to the weights of the CPU alone."""
     write_data(tmp_path / "data")

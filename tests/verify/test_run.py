@@ -111,6 +111,28 @@ def test_a_finished_part_is_not_found_again(tmp_path, parts_run):
     assert tuple(parts_run) == PARTS
 
 
+def test_a_part_that_failed_is_done_again(tmp_path, parts_run, monkeypatch):
+    run.run(verification(tmp_path), console=QUIET)
+    path = tmp_path / f"{PARTS[1]}.json"
+    path.write_text(path.read_text().replace("true", "false"))
+    run.run(verification(tmp_path), console=QUIET)
+    assert tuple(parts_run) == (*PARTS, PARTS[1])
+
+
+def test_a_model_that_was_trained_on_is_verified_anew(tmp_path, parts_run):
+    (model := tmp_path / "model").mkdir()
+    (model / "model.safetensors").write_text("before")
+    run.run(verification(tmp_path / "out", models=(model,)), console=QUIET)
+    (model / "model.safetensors").write_text("trained on")
+    run.run(verification(tmp_path / "out", models=(model,)), console=QUIET)
+    assert tuple(parts_run) == (*PARTS, "serving", "serving-waits")
+
+
+def test_two_folders_of_one_name_are_told_apart():
+    models = [Path("a/model"), Path("b/model"), Path("c")]
+    assert run.distinct_names(models) == ["model", "model-2", "c"]
+
+
 def test_a_killed_run_goes_on_at_its_part(tmp_path, parts_run, monkeypatch):
     whole = Verification.run_part
 

@@ -133,7 +133,7 @@ def test_rounds_alternate_and_a_step_is_a_forward_of_the_target(monkeypatch):
 
 
 def test_all_servers_are_on_loopback_and_differ_by_one_flag(tmp_path):
-    setting = Setting(tmp_path / "model", "npu", tmp_path, rounds=1)
+    setting = Setting(tmp_path / "model", "npu", tmp_path, rounds=1, name="m")
     plain, mtp, adaptive = (setting.arguments(name) for name in ("plain", "mtp", "adaptive"))
     assert mtp == [*plain, "--speculative-algorithm", "MTP"]
     assert adaptive == [*mtp, "--speculative-adaptive"]
@@ -166,7 +166,7 @@ def test_what_one_server_cannot_the_others_still_show(tmp_path, monkeypatch, bro
     monkeypatch.setattr(FakeProcess, "broken", broken)
     monkeypatch.setattr(serving, "ServerProcess", FakeProcess)
     monkeypatch.setattr(serving, "ReferenceTokens", lambda folder, dtype: FakeReference())
-    setting = Setting(tmp_path / "m", "cpu", tmp_path, rounds=1)
+    setting = Setting(tmp_path / "m", "cpu", tmp_path, rounds=1, name="m")
     checks = serving.check_serving(setting, lambda what, total: None)
     found = {check.name.removeprefix("m: "): check for check in checks}
     for name in FLAGS:
@@ -180,9 +180,22 @@ def test_what_one_server_cannot_the_others_still_show(tmp_path, monkeypatch, bro
         assert (f"replies are those without MTP, {name}" in found) == both
 
 
+def test_a_server_that_dies_while_it_is_timed_keeps_what_was_found(tmp_path, monkeypatch):
+    def died(*_: object) -> None:
+        raise ConnectionError("the server is gone")
+
+    monkeypatch.setattr(serving, "ServerProcess", FakeProcess)
+    monkeypatch.setattr(serving, "ReferenceTokens", lambda folder, dtype: FakeReference())
+    monkeypatch.setattr(serving, "time_servers", died)
+    setting = Setting(tmp_path / "m", "cpu", tmp_path, rounds=1, name="m")
+    *found, last = serving.check_serving(setting, lambda what, total: None)
+    assert last.name == "m: the servers answer" and last.passed is False
+    assert "m: greedy tokens against the reference, mtp" in {check.name for check in found}
+
+
 def test_a_checkpoint_of_another_family_is_a_failed_check(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    setting = Setting(tmp_path, "cpu", tmp_path, rounds=1)
+    setting = Setting(tmp_path, "cpu", tmp_path, rounds=1, name="m")
     (check,) = serving.check_serving(setting, lambda what, total: None)
     assert check.passed is False and "no reference is known" in check.note
 

@@ -62,7 +62,7 @@ def servers(monkeypatch) -> dict[str, FakeServer]:
 
 
 def check(tmp_path: Path, device: str = "npu") -> dict[str, Check]:
-    setting = Setting(tmp_path / "m", device, tmp_path, rounds=1)
+    setting = Setting(tmp_path / "m", device, tmp_path, rounds=1, name="m")
     return {found.name: found for found in check_waits(setting, lambda what, total: None)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown, wrong_shape_of_json
 from sglang_ascend.checkpoint.reader import read_json_object
-from sglang_ascend.ptq.progress import replaced
+from sglang_ascend.files import replaced, write_json
 from sglang_ascend.quantization.layouts.ours import sha256
 from sglang_ascend.quantization.transforms.smoothing import Smoothing
 
@@ -40,7 +39,8 @@ def write(
         process: the recipe's words.
     """
     folder.mkdir(exist_ok=True)
-    save_file({name: one.scale.contiguous() for name, one in found.items()}, folder / SCALES)
+    with replaced(folder / SCALES) as part:
+        save_file({name: one.scale.contiguous() for name, one in found.items()}, part)
     described = {
         name: {"alpha": one.alpha, "beta": one.beta, "loss": one.loss}
         for name, one in found.items()
@@ -52,8 +52,7 @@ def write(
         "scales_sha256": sha256(folder / SCALES),
         "pairs": described,
     }
-    text = json.dumps(content, indent=2) + "\n"
-    replaced(folder / FOUND, lambda part: part.write_text(text, encoding="utf-8"))
+    write_json(folder / FOUND, content)
 
 
 def read(

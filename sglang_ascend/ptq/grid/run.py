@@ -13,12 +13,12 @@ from typing import Any
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.files import replaced, write_json
 from sglang_ascend.ptq.evaluate import Judge, Score
 from sglang_ascend.ptq.grid.cells import Cell
 from sglang_ascend.ptq.grid.sensitivity import sensitivity
 from sglang_ascend.ptq.grid.solve import by_layer, matching, solve
 from sglang_ascend.ptq.layers import Layers
-from sglang_ascend.ptq.progress import replaced
 from sglang_ascend.ptq.text import Text, own_text, read_texts, replies_to, write_texts
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.training.targets.families import Target
@@ -92,13 +92,14 @@ class Grid:
         content = json.loads(json.dumps(self.options.content))
         path = self.folder / TASK
         if not path.exists():
-            if self.folder.exists() and any(self.folder.iterdir()):
+            held = self.folder.iterdir() if self.folder.exists() else ()
+            if any(file.name != f"{TASK}.part" for file in held):
                 raise CheckpointError(
                     f"--grid {shown(self.folder)} holds something else; name a new folder"
                 )
-            (self.folder / CELLS).mkdir(parents=True)
-            replaced(path, lambda part: part.write_text(json.dumps(content, indent=2)))
-            return
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_json(path, content)
+        (self.folder / CELLS).mkdir(exist_ok=True)
         held = _read(path)
         if others := [name for name in content if held.get(name) != content[name]]:
             options = ", ".join("--" + name.replace("_", "-") for name in others)
@@ -122,7 +123,7 @@ class Grid:
             tokens = [text.tokens for text in self._judged()[:SENSITIVITY_TEXTS]]
             wanted = by_layer(self.layers, matching(self.layers, "*"))
             found = sensitivity(self.layers, tokens, wanted)
-            replaced(path, lambda part: part.write_text(json.dumps(found, indent=2)))
+            write_json(path, found)
         return _read(path)
 
     def _judged(self) -> list[Text]:
@@ -132,7 +133,8 @@ class Grid:
         path = self.folder / f"{name}.safetensors"
         if not path.exists():
             texts = write()
-            replaced(path, lambda part: write_texts(part, texts))
+            with replaced(path) as part:
+                write_texts(part, texts)
         return read_texts(path)
 
     def _tokens(self, seed: int | None) -> list[Tensor]:
@@ -171,7 +173,7 @@ class Grid:
             "seconds": time.perf_counter() - started,
             "scores": [asdict(score) for score in judged.scores],
         }
-        replaced(self._path(cell, seed), lambda part: part.write_text(json.dumps(content)))
+        write_json(self._path(cell, seed), content)
         return Scored(cell, seed, judged.num_bytes, content["seconds"], judged.scores)
 
 

@@ -67,7 +67,7 @@ def train_draft(
     muon_rate: asked.MuonRateOption = 0.0,
     tokens_per_batch: asked.TokensPerBatchOption = 2048,
     dtype: asked.DtypeOption = None,
-    seed: int = 0,
+    seed: asked.SeedOption = 0,
     device: asked.DeviceOption = "auto",
     threads: asked.ThreadsOption = None,
 ) -> None:

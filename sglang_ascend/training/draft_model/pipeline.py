@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sglang_ascend.files import write_json
 from sglang_ascend.training import provenance
 from sglang_ascend.training.acceptance import evaluate
 from sglang_ascend.training.draft_model.start import DraftStart, given_model, some_layers
@@ -22,7 +23,7 @@ from sglang_ascend.training.draft_model.student import (
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.pipeline.options import SharedOptions
 from sglang_ascend.training.pipeline.replies import RepliesPipeline, Work
-from sglang_ascend.training.pipeline.stages import Stage, write_json
+from sglang_ascend.training.pipeline.stages import Stage
 from sglang_ascend.training.trainer import Trainer
 
 
@@ -59,6 +60,11 @@ class DraftPipeline(RepliesPipeline):
             (lambda: Stage("export", again=True), self._export),
         ]
 
+    def _loss(self) -> LossConfig:
+        # Only through the target's own head do hidden states mean the same.
+        hidden_weight = 0.0 if self.start.chosen is None else 1.0
+        return LossConfig(1, kind=self.options.loss, hidden_weight=hidden_weight)
+
     def _training(self, max_steps: int | None) -> Stage:
         fixed = {
             **self._shared_training(),
@@ -80,12 +86,9 @@ class DraftPipeline(RepliesPipeline):
         student = started_student(self.start, self.run_folder, device)
         embedding, own_head = self.start.embedding_and_head(device)
         _, head = self.target.embedding_and_head()
-        # Only through the target's own head do hidden states mean the same.
-        hidden_weight = 0.0 if self.start.chosen is None else 1.0
-        loss = LossConfig(1, kind=self.options.loss, hidden_weight=hidden_weight)
         config = self._train_config(self._max_steps())
         data, run = self.data, self.run_folder
-        self._run(Trainer(student, embedding, head, data, run, config, loss, own_head))
+        self._run(Trainer(student, embedding, head, data, run, config, self._loss(), own_head))
 
     def _evaluate(self) -> None:
         """Of the trained model, and of what it was before."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from sglang_ascend.checkpoint.draft_model import validate_draft_model
 from sglang_ascend.checkpoint.folder import let_others_read
+from sglang_ascend.files import write_json
 from sglang_ascend.training.draft_model.start import DraftStart
 from sglang_ascend.training.interface import ChainCache
 from sglang_ascend.training.trainer import CHECKPOINT, read_average
@@ -80,14 +80,15 @@ def export_student(start: DraftStart, student: Student, target: Path, out: Path)
     tensors = student.state_dict() | start.read(start.outside)
     for name, weight in tensors.items():
         if not torch.isfinite(weight).all():
-            raise ValueError(f"{name} holds NaN or infinity: train again with a lower rate.")
+            raise ValueError(
+                f"{name} holds NaN or infinity: train anew, in another folder, at a lower rate."
+            )
     served = {name: weight.detach().cpu().bfloat16() for name, weight in tensors.items()}
     save_file(served, out / "model.safetensors", metadata={"format": "pt"})
     for path in sorted(start.folder.iterdir()):
         if path.name.startswith(KEPT) and path.suffix in (".json", ".txt", ".jinja", ".model"):
             shutil.copyfile(path, out / path.name)
     fields = {name: value for name, value in start.fields.items() if name != "torch_dtype"}
-    text = json.dumps(fields | {"dtype": "bfloat16"}, indent=2, ensure_ascii=False)
-    (out / "config.json").write_text(text + "\n", encoding="utf-8")
+    write_json(out / "config.json", fields | {"dtype": "bfloat16"})
     let_others_read(out)
     validate_draft_model(target, out)

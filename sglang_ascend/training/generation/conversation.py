@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
+
+from sglang_ascend.checkpoint.reader import read_json_object
 
 Tensor = torch.Tensor
 
@@ -15,19 +20,33 @@ GRAM, WINDOW, REPEATED = 4, 24, 16  # a reply loops when 16 of its last 24 4-gra
 SHORTEST = 16  # tokens of a reply that is kept, of which a loop was cut
 
 
+def reply_ends(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """The tokens at which a server of the checkpoint in `folder` ends a reply: the tokenizer's and
+    those that config.json and generation_config.json name. Some families have several."""
+    ends = {tokenizer.eos_token_id}
+    for path in (folder / "config.json", folder / "generation_config.json"):
+        named = read_json_object(path).get("eos_token_id") if path.exists() else None
+        ends.update(named if isinstance(named, list) else [named])
+    return frozenset(token for token in ends if isinstance(token, int))
+
+
 @dataclass(frozen=True)
 class ChatTokens:
     """The token ids of the chat template's fixed parts."""
 
     prefix: list[int]  # up to the first user turn
-    to_reply: list[int]  # between a user turn and its reply
-    to_user: list[int]  # between a reply and the next user turn
+    to_reply: list[int]  # between a user turn and its reply, as a server asks for one
+    to_user: list[int]  # from the token that ends a reply to the next user turn
+    ends: frozenset[int]  # at which a server ends a reply, `to_user`'s first not always among them
     has_turns: bool = True  # False: a reply is what continues a prompt, and nothing comes after it
 
     @classmethod
-    def of(cls, tokenizer) -> ChatTokens:
+    def of(cls, tokenizer, ends: frozenset[int]) -> ChatTokens:
         """Reads the parts from the template by rendering one two-turn conversation; without a
         template a prompt begins as the tokenizer begins a text, and the text's end ends its reply.
+
+        Args:
+            ends: as `reply_ends` gives them.
 
         Raises:
             ValueError: the template has no such parts, or there is no token that ends a text.
@@ -40,19 +59,28 @@ class ChatTokens:
                 )
             # What the tokenizer puts before a text of its own accord, such as <s>.
             begin = [i for i in tokenizer("").input_ids if i != tokenizer.eos_token_id]
-            return cls(begin, [], [tokenizer.eos_token_id], has_turns=False)
+            return cls(begin, [], [tokenizer.eos_token_id], ends, has_turns=False)
         mark = "\x00"
         turn = [{"role": "user", "content": mark}, {"role": "assistant", "content": mark}]
-        parts = tokenizer.apply_chat_template(turn + turn[:1], tokenize=False).split(mark)
-        if len(parts) != 4 or not all(parts[:3]):
+        # What leads to a reply is not what precedes one that was given: a thinking model's may not.
+        asked = tokenizer.apply_chat_template(
+            turn[:1], tokenize=False, add_generation_prompt=True
+        ).split(mark)
+        given = tokenizer.apply_chat_template(turn + turn[:1], tokenize=False).split(mark)
+        if len(asked) != 2 or len(given) != 4 or not all([*asked, given[2]]):
             raise ValueError(
                 f"the chat template of {tokenizer.name_or_path} does not enclose its turns: pass "
                 "a target whose tokenizer_config.json has a template with user and assistant."
             )
-        return cls(*(tokenizer(part, add_special_tokens=False).input_ids for part in parts[:3]))
+        prefix, to_reply, to_user = (
+            tokenizer(part, add_special_tokens=False).input_ids for part in (*asked, given[2])
+        )
+        # A template may write a space before the token that ends a reply.
+        end = next((i for i, token in enumerate(to_user) if token in ends), 0)
+        return cls(prefix, to_reply, to_user[end:], ends)
 
     def end_of(self, role: int) -> int:
-        """The token that ends a turn of USER or REPLY: the first of what follows it."""
+        """The token that ends a turn of USER or REPLY where another turn follows: its first."""
         return (self.to_reply if role == USER else self.to_user)[0]
 
     def following(self, role: int) -> list[int]:
@@ -74,6 +102,11 @@ class Conversation:
     stage_start: int = 0
     seen: set[tuple[int, ...]] = field(default_factory=set)
     repeats: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """`tokens` are fed next, and the stage behind them begins."""
+        self.queue.extend(tokens)
+        self.stage_start = len(self.tokens) + len(tokens)
 
     @property
     def role(self) -> int:

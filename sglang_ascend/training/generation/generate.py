@@ -23,6 +23,7 @@ from sglang_ascend.training.generation.conversation import (
     USER,
     ChatTokens,
     Conversation,
+    reply_ends,
 )
 from sglang_ascend.training.generation.outputs import sample
 from sglang_ascend.training.generation.prompts import (
@@ -70,7 +71,7 @@ class Generator:
 
         self.config = config
         self.tokenizer = AutoTokenizer.from_pretrained(target.folder)
-        self.chat = ChatTokens.of(self.tokenizer)
+        self.chat = ChatTokens.of(self.tokenizer, reply_ends(target.folder, self.tokenizer))
         seed = config.seed * 100_000 + start  # `start`: shards already there
         self.rng = random.Random(seed)
         torch.manual_seed(seed)
@@ -129,13 +130,13 @@ class Generator:
         row = Conversation(
             tokens=first,
             roles=[FORCED] * len(first),
-            queue=deque(queue),
+            queue=deque(),
             stages=stages,
             temperature=self.rng.choice(config.reply_temperatures),
             prompt=prompt,
             hidden=list(self.prefix_hidden),
         )
-        row.stage_start = len(row.tokens)
+        row.follow(queue)
         return row
 
     @torch.inference_mode()
@@ -162,7 +163,6 @@ class Generator:
             for _, row in running:
                 if row.queue:
                     row.append(row.queue.popleft(), FORCED)
-                    row.stage_start = len(row.tokens)
             for (index, row), token in zip(sampling, drawn, strict=True):
                 state = self._advance(row, token)
                 if state == "finished":
@@ -205,6 +205,8 @@ class Generator:
             cut = len(row.tokens) - len(row.repeats)
             del row.tokens[cut:], row.roles[cut:], row.hidden[cut:]
             return "finished" if cut - row.stage_start >= SHORTEST else "dropped"
+        if role == REPLY and token in self.chat.ends - {end}:
+            return "finished"
         if token != end:
             full = len(row.tokens) >= config.max_length or (role == REPLY and length >= limit)
             # A user turn without an end is no prompt; behind a reply the conversation ends with it.
@@ -225,12 +227,12 @@ class Generator:
                 return "dropped" if row.prompt is None else "finished"
             self.excluded.add(key)
             row.prompt = row.prompt or prompt
-            row.queue.extend(following)
+            row.follow(following)
             return "running"
         room = config.max_length - len(row.tokens)
         if not row.stages or room < config.max_user_tokens + 64:
             return "finished"
-        row.queue.extend(self.chat.following(role))
+        row.follow(self.chat.following(role))
         row.repeats.clear()
         row.seen.clear()
         return "running"
@@ -247,14 +249,18 @@ def generate_shards(
     """Adds shards of `config.seed` to `out` until that seed's hold `num_tokens` sampled tokens, or
     `prompts` has none left; without it the templates give them.
 
-    After a kill the same call goes on behind the last whole shard, with a fresh random state.
+    After a kill the same call goes on behind the last whole shard, with a fresh random state. What
+    shards of any seed have answered is not asked again.
     """
     out.mkdir(parents=True, exist_ok=True)
     done = sorted(out.glob(f"shard-{config.seed:03d}-*.safetensors"))
     counted = sum(int((read_shard(path)["roles"] != FORCED).sum()) for path in done)
     if counted >= num_tokens:
         return
-    excluded = excluded | {prompt_key(prompt) for path in done for prompt in read_prompt_list(path)}
+    every = sorted(out.glob("shard-*.safetensors"))
+    excluded = excluded | {
+        prompt_key(prompt) for path in every for prompt in read_prompt_list(path)
+    }
     number = 1 + int(done[-1].stem.rpartition("-")[2]) if done else 0
     generator = Generator(target, config, excluded, number, prompts)
     with tqdm(desc="generate", total=num_tokens, initial=counted, unit="token") as bar:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -11,7 +12,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tqdm import trange
 
+from sglang_ascend.files import replaced
 from sglang_ascend.training.acceptance import Output
+from sglang_ascend.training.generation.conversation import reply_ends
 from sglang_ascend.training.generation.shards import with_last_hidden
 from sglang_ascend.training.targets.decoder import Decoder
 from sglang_ascend.training.targets.families import Target
@@ -40,7 +43,8 @@ def greedy_outputs(
 
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
     rows = chat_prompts(tokenizer, prompts)
-    continued = continue_prompts(target, rows, tokenizer.eos_token_id, max_new_tokens)
+    ends = reply_ends(target.folder, tokenizer)
+    continued = continue_prompts(target, rows, ends, max_new_tokens)
     return [
         Output(prompt["domain"], tokens, len(row), hidden)
         for prompt, row, (tokens, hidden) in zip(prompts, rows, continued, strict=True)
@@ -51,13 +55,13 @@ def greedy_outputs(
 def continue_prompts(
     target: Target,
     prompts: list[list[int]],
-    end: int,
+    ends: Collection[int],
     max_new_tokens: int,
     temperatures: torch.Tensor | None = None,
     generator: torch.Generator | None = None,
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Tokens int64 [n] and hiddens [n, hidden_size] of every prompt and its continuation up to
-    `end` or `max_new_tokens`, all in one batch of single-token steps.
+    one of `ends` or `max_new_tokens`, all in one batch of single-token steps.
 
     Temperature 0, or none given, is greedy. The last token was never fed: its hidden is zero.
     """
@@ -76,7 +80,7 @@ def continue_prompts(
                 hidden[index].append(kept[index])
             if position == len(row) - 1 and not done[index]:
                 row.append(following[index])
-                ended = row[-1] == end
+                ended = row[-1] in ends
                 done[index] = ended or len(row) == lengths[index] + max_new_tokens
         if all(done):
             break
@@ -134,9 +138,8 @@ def save_outputs(path: Path, outputs: list[Output]) -> None:
         "prompt_lengths": torch.tensor([output.prompt_length for output in outputs]),
     }
     domains = json.dumps([output.domain for output in outputs])
-    part = path.with_name(path.name + ".part")
-    save_file(tensors, part, metadata={"domains": domains})
-    part.replace(path)
+    with replaced(path) as part:
+        save_file(tensors, part, metadata={"domains": domains})
 
 
 def load_outputs(path: Path) -> list[Output]:

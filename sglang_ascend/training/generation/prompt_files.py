@@ -42,7 +42,7 @@ def _rows(path: Path) -> list[tuple[int, Any]]:
     try:
         if text.lstrip().startswith("["):
             return list(enumerate(json.loads(text), start=1))
-        for number, line in enumerate(text.splitlines()):
+        for number, line in enumerate(text.split("\n")):
             if line.strip():
                 rows.append((number + 1, json.loads(line)))
     except json.JSONDecodeError as error:

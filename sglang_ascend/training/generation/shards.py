@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from sglang_ascend.files import replaced
 from sglang_ascend.training.generation.conversation import FORCED, TEXT, Conversation
 
 
@@ -64,9 +65,8 @@ def _write(
         "hidden": torch.cat([hidden for _, _, hidden in rows]),
         "lengths": torch.tensor([len(row) for row, _, _ in rows], dtype=torch.int32),
     }
-    temporary = path.with_suffix(".part")
-    save_file(tensors, temporary, metadata=metadata)
-    temporary.rename(path)
+    with replaced(path) as part:
+        save_file(tensors, part, metadata=metadata)
     return int((roles != FORCED).sum())
 
 

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from sglang_ascend.training.generation.prompts import prompt_key
 from sglang_ascend.training.generation.shards import read_metadata, write_documents
+from sglang_ascend.training.provenance import digest
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.packs import packed
 from sglang_ascend.training.vocabulary.sources import Source, documents
@@ -23,7 +24,8 @@ Tensor = torch.Tensor
 DOCUMENTS_PER_SHARD = 256
 MIN_TOKENS = 8  # of a piece: a shorter one has hardly a chain to learn from
 SHORTEST_HELD_OUT = 16  # letters of a prompt; what is shorter may stand in any text
-_COUNT = "documents"  # in a shard's metadata: how many pieces of the stream it holds
+# In a shard's metadata: how many pieces of the stream it holds, and what the stream is of.
+_COUNT, _SOURCES = "documents", "sources"
 
 
 @torch.inference_mode()
@@ -62,13 +64,20 @@ def write_text_shards(
     are left out, of those with `SHORTEST_HELD_OUT` letters.
 
     Raises:
-        ValueError: a source cannot be read, or has no piece that is long enough.
+        ValueError: a source cannot be read, or has no piece that is long enough; shards are of
+            other sources.
     """
     from transformers import AutoTokenizer
 
     out.mkdir(parents=True, exist_ok=True)
     done = {path: read_metadata(path) for path in sorted(out.glob("text-*.safetensors"))}
     counted, last = sum(int(made["tokens"]) for made in done.values()), max(done, default=None)
+    files = digest([[source.path.name, source.sha256()] for source in sources])
+    if any(made.get(_SOURCES, files) != files for made in done.values()):
+        raise ValueError(
+            f"{out} has shards of other text: give the same --text, more of it by --tokens, or "
+            "name another folder for new text."
+        )
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
     begin = [i for i in tokenizer("").input_ids if i != tokenizer.eos_token_id]
     held_out = [key for key in excluded if len(key) >= SHORTEST_HELD_OUT]
@@ -89,7 +98,7 @@ def write_text_shards(
             forced = len(begin) or 1  # nothing drafts a first token
             rows = [(piece, forced, state) for piece, state in zip(pieces, states, strict=True)]
             tokens = sum(len(piece) - forced for piece in pieces)
-            metadata = {_COUNT: str(len(pieces)), "tokens": str(tokens)}
+            metadata = {_COUNT: str(len(pieces)), "tokens": str(tokens), _SOURCES: files}
             write_documents(path, rows, metadata)
             counted += tokens
             bar.update(tokens)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from sglang_ascend.files import write_json
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME as VOCABULARY
 from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
 from sglang_ascend.training.acceptance import evaluate
@@ -14,7 +15,7 @@ from sglang_ascend.training.export import export
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.pipeline.options import Options
 from sglang_ascend.training.pipeline.replies import RepliesPipeline, Work
-from sglang_ascend.training.pipeline.stages import Stage, write_json
+from sglang_ascend.training.pipeline.stages import Stage
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import own_layer, started_layer, trained_layer
 from sglang_ascend.training.trainer import Trainer
@@ -34,6 +35,10 @@ class Pipeline(RepliesPipeline):
             (lambda: Stage("evaluate", again=True), self._evaluate),
             (lambda: Stage("export", again=True), self._export),
         ]
+
+    def _loss(self) -> LossConfig:
+        options = self.options
+        return LossConfig(options.num_steps, kind=options.loss, replay=options.replay)
 
     def _training(self, max_steps: int | None) -> Stage:
         options = self.options
@@ -56,9 +61,9 @@ class Pipeline(RepliesPipeline):
             self.target, self.data, self.run_folder, options.seed, from_scratch=options.init
         )
         config = self._train_config(steps + further, further)
-        loss = LossConfig(options.num_steps, kind=options.loss, replay=options.replay)
         embedding, head = self.target.embedding_and_head()
-        self._run(Trainer(layer, embedding, head, self.data, self.run_folder, config, loss))
+        data, run = self.data, self.run_folder
+        self._run(Trainer(layer, embedding, head, data, run, config, self._loss()))
 
     def _write_vocabulary(self) -> None:
         from transformers import AutoTokenizer

@@ -44,7 +44,7 @@ def train_mtp(
     tokens_per_batch: asked.TokensPerBatchOption = 2048,
     vocabulary: asked.VocabularyOption = 16384,
     dtype: asked.DtypeOption = None,
-    seed: int = 0,
+    seed: asked.SeedOption = 0,
     device: asked.DeviceOption = "auto",
     threads: asked.ThreadsOption = None,
 ) -> None:

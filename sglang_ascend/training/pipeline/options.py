@@ -163,6 +163,9 @@ DtypeOption = Annotated[
         rich_help_panel=LAYER,
     ),
 ]
+SeedOption = Annotated[
+    int, typer.Option(help="Of replies, batches and a new layer.", rich_help_panel=LAYER)
+]
 DeviceOption = Annotated[
     str,
     typer.Option(

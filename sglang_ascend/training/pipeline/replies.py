@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sglang_ascend.bench.rounds import TASKS
+from sglang_ascend.files import write_json
 from sglang_ascend.training import provenance
 from sglang_ascend.training.acceptance import Output
 from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
@@ -22,9 +23,10 @@ from sglang_ascend.training.generation.outputs import greedy_outputs, load_outpu
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.generation.prompts import prompt_key
 from sglang_ascend.training.generation.text import write_text_shards
+from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.pipeline.options import SharedOptions
 from sglang_ascend.training.pipeline.plots import acceptance_plot, loss_plot
-from sglang_ascend.training.pipeline.stages import Stage, Stages, write_json
+from sglang_ascend.training.pipeline.stages import Stage, Stages
 from sglang_ascend.training.pipeline.watch import FILE_NAME as ACCEPTANCE_LOG
 from sglang_ascend.training.pipeline.watch import Watch
 from sglang_ascend.training.targets.families import Target
@@ -59,8 +61,15 @@ class RepliesPipeline(ABC):
         self.data, self.run_folder, self.model = out / "data", out / "run", out / "model"
         self.prompts, self.held_out = self._split_prompts()
         self.sources = parse_sources(list(options.text))
+        self._loss()
         self.stages = Stages(out)
-        self.stages.check([self._replies(), self._text(), self._training(None)])
+        if not (self.run_folder / CHECKPOINT).exists():
+            self.stages.forget("train")  # began and kept nothing: other options spoil nothing
+        self.stages.check([self._replies(), self._text(), self._training(options.max_steps)])
+
+    @abstractmethod
+    def _loss(self) -> LossConfig:
+        """What is trained. Raises ValueError."""
 
     @abstractmethod
     def _training(self, max_steps: int | None) -> Stage:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_ascend.files import write_json
 from sglang_ascend.training.provenance import sha256
 
 FILE_NAME = "stages.json"
@@ -81,6 +82,10 @@ class Stages:
                         f"{self.path.parent} began: ask for as many or more, or name another --out."
                     )
 
+    def forget(self, name: str) -> None:
+        """As if that stage had never begun."""
+        self.entries.pop(name, None)
+
     def is_done(self, stage: Stage) -> bool:
         """With these options, after the same stages, and its files are still there."""
         entry = self.entries.get(stage.name, {})
@@ -129,14 +134,6 @@ class Stages:
             "files": {str(path.relative_to(self.path.parent)): sha256(path) for path in files},
         }
         write_json(self.path, {"stages": self.entries})
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Atomically: a reader finds the old file or the new one."""
-    part = path.with_name(path.name + ".part")
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(path)
 
 
 @contextmanager

@@ -92,7 +92,9 @@ class MTPLayer(nn.Module):
         tensors = {}
         for name, weight in self.state_dict().items():
             if not torch.isfinite(weight).all():
-                raise ValueError(f"{name} holds NaN or infinity: train again with a lower rate.")
+                raise ValueError(
+                    f"{name} holds NaN or infinity: train anew, in another folder, at a lower rate."
+                )
             for part, value in _unstacked(self.checkpoint_name(name), weight):
                 dtype = torch.float32 if part.endswith(ROUTER_BIAS) else torch.bfloat16
                 tensors[self.target.mtp_prefix + part] = value.detach().to(CPU, dtype).contiguous()

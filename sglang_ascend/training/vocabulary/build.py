@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_ascend import __version__
+from sglang_ascend.files import replaced
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME, parse_vocabulary
 from sglang_ascend.speculative.vocabulary.scripts import scripts_of
 from sglang_ascend.training.vocabulary.rankings import Counts, count, vocabulary_list
@@ -78,9 +79,8 @@ class Builder:
         out.mkdir(parents=True, exist_ok=True)
         path, text = out / FILE_NAME, (json.dumps(content) + "\n").encode()
         parse_vocabulary(path, text, self.vocab_size)
-        part = path.with_suffix(".part")
-        part.write_bytes(text)
-        part.replace(path)
+        with replaced(path) as part:
+            part.write_bytes(text)
         return {row["name"]: len(row["token_ids"]) for row in rows}
 
 

@@ -97,7 +97,8 @@ def read(path: Path) -> KeptCosts:
 
 def write(path: Path, content: KeptCosts) -> None:
     """Beside it and renamed: who is killed leaves the old file or the new one, and of several
-    servers the last one's stays. Raises OSError."""
+    servers the last one's stays. Steps wait for it, so it does not wait for the disk. Raises
+    OSError."""
     beside = path.with_name(f"{path.name}.{os.getpid()}.partial")
     beside.write_text(content.model_dump_json(indent=1) + "\n", encoding="utf-8")
     os.replace(beside, path)

@@ -1,0 +1,35 @@
+"""Files that others find whole: the old one or the new one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """The file beside ``path`` that the block writes; behind the block it takes ``path``'s place.
+
+    Who is killed amid the block, or runs out of disk, leaves the old file, and so does a machine
+    that stops: the new one is on the disk before it has the name. Of one writer at a time.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        yield part
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """To read, with a newline at its end; ``replaced``."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    with replaced(path) as part:
+        part.write_text(text + "\n", encoding="utf-8")

@@ -1,0 +1,61 @@
+"""A file is the old one or the new one, whatever stops its writer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sglang_ascend.files import replaced, write_json
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sglang_ascend.files import replaced
+with replaced(Path(sys.argv[1])) as part:
+    part.write_text("half of the new o")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "state.json"
+    path.write_text("old")
+    return path
+
+
+def test_a_new_file_is_on_the_disk_before_it_has_the_name(path, monkeypatch):
+    synchronised = []
+
+    def fsync(number: int) -> None:
+        file = Path(os.readlink(f"/proc/self/fd/{number}"))
+        synchronised.append((file.read_text(), path.read_text()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with replaced(path) as part:
+        part.write_text("new")
+    assert synchronised == [("new", "old")]
+    assert path.read_text() == "new"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file_and_gets_its_room_back(path):
+    with pytest.raises(OSError, match="No space"), replaced(path) as part:
+        part.write_text("half of the new o")
+        raise OSError(28, "No space left on device")
+    assert path.read_text() == "old"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_killed_writer_leaves_the_old_file_and_the_next_one_writes_it(path):
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path)])
+    assert killed.returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+    write_json(path, {"é": 1})
+    assert path.read_text(encoding="utf-8") == '{\n  "é": 1\n}\n'
+    assert list(path.parent.iterdir()) == [path]
