@@ -70,17 +70,23 @@ def refuse_all_zero(tensor: TensorEntry) -> None:
     Raises:
         CheckpointError: every element of `tensor` is zero.
     """
+    if is_all_zero(tensor):
+        raise CheckpointError(
+            f"{shown(tensor.file)} holds only zeros in {shown(tensor.name)}; "
+            "export the trained MTP layer again"
+        )
+
+
+def is_all_zero(tensor: TensorEntry) -> bool:
+    """Whether every element is zero, of either sign. Raises CheckpointError: the file shrank."""
     pattern = NOT_FINITE.get(tensor.dtype)
     unsigned = "u1" if pattern is None else pattern.unsigned
     width = np.dtype(unsigned).itemsize * 8
     magnitude = (1 << width) - 1 if pattern is None else (1 << (width - 1)) - 1
     for chunk in _chunks(tensor, unsigned):
         if (chunk & chunk.dtype.type(magnitude)).any():
-            return
-    raise CheckpointError(
-        f"{shown(tensor.file)} holds only zeros in {shown(tensor.name)}; "
-        "export the trained MTP layer again"
-    )
+            return False
+    return True
 
 
 def _chunks(tensor: TensorEntry, unsigned: str) -> Iterable[np.ndarray]:

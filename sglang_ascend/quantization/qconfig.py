@@ -49,6 +49,9 @@ class InputSpec(_Strict):
 
     @model_validator(mode="after")
     def _has_a_rule(self) -> InputSpec:
+        for name in ("act_order", "damping", "scale_search"):
+            if getattr(self.ext, name) != Extension.model_fields[name].default:
+                raise ValueError(f"{name} is an ext of weight")
         if self.scope == "per_group" and self.dtype != "fp8_e4m3":
             raise ValueError("inputs are rounded in groups only to fp8_e4m3")
         _check_blocks(self.scope, self.number_format)
@@ -92,6 +95,8 @@ class WeightSpec(_Strict):
             self.grid.check_searchable()
         if self.ext.rotation:
             raise ValueError("rotation is an ext of act: weights are rotated with their inputs")
+        if self.ext.max_error is not None:
+            raise ValueError("max_error is an ext of act: it leaves inputs float")
         if self.method in ("hqq", "lwc", "qoq"):
             self._check_integers()
         return self

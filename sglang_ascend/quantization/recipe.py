@@ -69,6 +69,8 @@ class Recipe(BaseModel):
         acts = [rule.qconfig.act for rule in self.rules]
         if self.smoothing and any(act is not None and act.ext.rotation for act in acts):
             raise ValueError("smoothed inputs are not rotated too: leave out one of the two")
+        if sum(isinstance(p, FlexSmooth) for p in self.spec.process) > 1:
+            raise ValueError("there is one flex_smooth_quant: name all its pairs there")
         return self
 
     def scheme(self, module: str) -> QConfig | None:
@@ -78,14 +80,22 @@ class Recipe(BaseModel):
 
     @property
     def head_scheme(self) -> QConfig | None:
-        """Of the head: a rule must name it, for msmodelslim's `*` is of the layers only."""
-        return next((rule.qconfig for rule in self.rules if HEAD in rule.include), None)
+        """Of the head: a rule must name it, for msmodelslim's `*` is of the layers only. As of
+        other linears, the first process that does decides, and the last rule of a group."""
+        named = ([r for r in rules if HEAD in r.include] for rules in self._processes)
+        found = (rules[-1].scheme(HEAD) for rules in named if rules)
+        return next((scheme for scheme in found if scheme), None)
+
+    @property
+    def _processes(self) -> list[list[LinearQuant]]:
+        """The rules of each process that is no smoothing."""
+        process = [p for p in self.spec.process if not isinstance(p, FlexSmooth)]
+        return [p.configs if isinstance(p, Group) else [p] for p in process]
 
     @property
     def rules(self) -> list[LinearQuant]:
         """Every `linear_quant`, alone or in a group."""
-        process = [p for p in self.spec.process if not isinstance(p, FlexSmooth)]
-        return [r for p in process for r in (p.configs if isinstance(p, Group) else [p])]
+        return [rule for rules in self._processes for rule in rules]
 
     def unmatched(self, modules: Sequence[str]) -> tuple[str, ...]:
         """The globs of each rule that matches none of the linears `modules`."""

@@ -236,7 +236,7 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     for weight in weights:
         if (
             weight.shape[1] != first.shape[1]
-            or weight.codes.dtype != first.codes.dtype
+            or not _is_one_format(weight.number_format, first.number_format)
             or weight.input_rule != first.input_rule
             or not _same(weight.group_index, first.group_index)
         ):
@@ -260,6 +260,11 @@ def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
         number_format=max((part.number_format for part in parts), key=lambda f: f.bits),
         bias=bias,
     )
+
+
+def _is_one_format(one: NumberFormat, other: NumberFormat) -> bool:
+    """Integers of any widths are; codes of a table mean what that table says."""
+    return one == other or (one.is_integer and other.is_integer)
 
 
 def _same(left: Tensor | None, right: Tensor | None) -> bool:

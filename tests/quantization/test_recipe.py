@@ -1,8 +1,17 @@
 """A recipe gives every linear the scheme that ModelSlim's rules give it, or one sentence."""
 
+import json
+from typing import Any
+
 import pytest
 
-from sglang_ascend.quantization.recipe import RecipeError, built_in_names, parse_recipe, read_recipe
+from sglang_ascend.quantization.recipe import (
+    Recipe,
+    RecipeError,
+    built_in_names,
+    parse_recipe,
+    read_recipe,
+)
 
 ATTENTION = "model.layers.3.self_attn.o_proj"
 ABSORBED = "model.layers.3.self_attn.kv_b_proj"
@@ -55,6 +64,44 @@ def test_the_built_in_recipes_say_what_their_names_say(name, schemes):
     found = [read_recipe(name).scheme(module) for module in (ATTENTION, ABSORBED, EXPERT, SHARED)]
     assert [scheme and scheme.name for scheme in found] == schemes
     assert name in built_in_names() and len(built_in_names()) == 10
+
+
+def recipe_of(*process: dict[str, Any]) -> Recipe:
+    return parse_recipe(json.dumps({"spec": {"process": process}}), "recipe")
+
+
+def rule(dtype: str, *include: str, **fields: Any) -> dict[str, Any]:
+    qconfig = {"weight": {"scope": "per_channel", "dtype": dtype}}
+    return {"type": "linear_quant", "qconfig": qconfig, "include": include, **fields}
+
+
+def test_the_head_has_the_last_rule_of_a_group_that_names_it():
+    rules = [rule("int8", "*", "lm_head"), rule("int4", "lm_head"), rule("int8", "*")]
+    scheme = recipe_of({"type": "group", "configs": rules}).head_scheme
+    assert scheme is not None and scheme.name == "W4A16"
+    rules[1]["exclude"] = ["lm_*"]
+    assert recipe_of({"type": "group", "configs": rules}).head_scheme is None
+
+
+@pytest.mark.parametrize(
+    ("side", "ext", "sentence"),
+    [
+        ("weight", {"max_error": 0.1}, "max_error is an ext of act"),
+        ("act", {"act_order": True}, "act_order is an ext of weight"),
+    ],
+)
+def test_what_a_side_does_not_have_is_refused_there(side, ext, sentence):
+    asked = rule("int8", "*")
+    asked["qconfig"]["act"] = {"scope": "per_token", "dtype": "int8"}
+    asked["qconfig"][side]["ext"] = ext
+    with pytest.raises(RecipeError, match=sentence):
+        recipe_of(asked)
+
+
+def test_a_second_smoothing_is_refused():
+    smoothing = {"type": "flex_smooth_quant"}
+    with pytest.raises(RecipeError, match="one flex_smooth_quant"):
+        recipe_of(smoothing, rule("int8", "*"), smoothing)
 
 
 def test_a_head_is_quantized_only_by_name():

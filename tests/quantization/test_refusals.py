@@ -127,6 +127,26 @@ CASES: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         ),
         ("a.div.mul_scale", "not served", "fused"),
     ),
+    "shifted at run time": (
+        "modelslim",
+        lambda packed: (
+            extra("a_layernorm.bias", packers.f32(np.ones(3)))(packed),
+            described("a_layernorm.bias", "FLOAT")(packed),
+        ),
+        ("a_layernorm.bias", "not served", "another anti-outlier method"),
+    ),
+    "transformed at run time": (
+        "packed",
+        setting(
+            "transform_config",
+            {
+                "config_groups": {
+                    "R4": {"apply": [{"location": "input"}, {"location": "weight_output"}]}
+                }
+            },
+        ),
+        ("transform_config", "transforms of weights alone"),
+    ),
     # missing tensors
     "no scales": ("gptq", without("a.q_proj.scales"), ("a.q_proj.scales is missing",)),
     "no qweight": ("gptq", without("a.q_proj.qweight"), ("a.q_proj.qweight is missing",)),

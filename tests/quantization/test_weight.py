@@ -172,6 +172,14 @@ def test_a_concatenation_holds_the_numbers_of_its_parts_in_order(shape, zeros):
     assert not torch.equal(exchanged.dequantize(), whole.dequantize())
 
 
+def test_codes_of_two_tables_are_not_read_by_one():
+    """Both are bytes: HiFloat8 read as NF4 would be numbers, and wrong ones."""
+    table, other = make(4, 64, (1, 64), FORMATS["nf4"]), make(4, 64, (1, 64), FORMATS["hif8"])
+    assert table.codes.dtype == other.codes.dtype
+    with pytest.raises(ValueError, match="differ in inputs, number format"):
+        concatenate([table, other])
+
+
 def test_equal_blocks_stay_in_a_concatenation():
     whole = concatenate([make(256, 256, (128, 128), FP8_E4M3), make(88, 256, (128, 128), FP8_E4M3)])
     assert whole.block == (128, 128)

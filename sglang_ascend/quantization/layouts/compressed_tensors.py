@@ -41,7 +41,11 @@ class CompressedTensors(Layout):
             raise SettingError("ignore", ignored, "a list of names")
         self._ignored = _Names(dict.fromkeys(ignored, True))
         groups = read_groups(settings)
-        self._targeted = _Names({t: group for group in reversed(groups) for t in group.targets})
+        _refuse_transforms(settings.get("transform_config"))
+        # Of several that match, the first group's, as the library has it.
+        targets = dict.fromkeys(target for group in groups for target in group.targets)
+        first = {t: next(group for group in groups if t in group.targets) for t in targets}
+        self._targeted = _Names(first)
         # A target such as Linear names a class: it takes every module that no other target names.
         self._default = next((g for g in groups if any(map(CLASS.fullmatch, g.targets))), None)
 
@@ -128,6 +132,20 @@ class CompressedTensors(Layout):
             input_rule=group.input_rule or _static(held, group),
             group_index=group_index,
         )
+
+
+def _refuse_transforms(config: Any) -> None:
+    """Of inputs, queries or caches at run time; those of weights are in the weights."""
+    if not config:
+        return
+    groups = config.get("config_groups", {}) if isinstance(config, dict) else None
+    if not isinstance(groups, dict):
+        raise SettingError("transform_config", config, "an object of groups")
+    for group in groups.values():
+        applied = group.get("apply") if isinstance(group, dict) else None
+        places = [one.get("location") for one in applied or () if isinstance(one, dict)]
+        if not places or not all(str(place).startswith("weight_") for place in places):
+            raise SettingError("transform_config", places, "transforms of weights alone")
 
 
 class _Names(Generic[Value]):

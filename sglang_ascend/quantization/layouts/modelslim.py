@@ -28,6 +28,7 @@ from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.reader import TensorEntry
+from sglang_ascend.checkpoint.values import is_all_zero
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
 from sglang_ascend.quantization.layouts import floats
 from sglang_ascend.quantization.layouts.base import Layout, ModuleTensors, Scheme, spread_groups
@@ -114,7 +115,8 @@ class ModelSlim(Layout):
         """The type of the tensor `name`.
 
         Raises:
-            CheckpointError: the description has none, or the tensor scales a linear's input first.
+            CheckpointError: the description has none, or the tensor scales or shifts the input of a
+                linear.
         """
         type_name = self.description.get(name)
         if not isinstance(type_name, str):
@@ -126,6 +128,11 @@ class ModelSlim(Layout):
             raise CheckpointError(
                 f"{shown(name)} scales the input of a linear at run time, which is not served; "
                 "quantize the model with fused smoothing"
+            )
+        if name.endswith("norm.bias") and not is_all_zero(self.entries[name]):
+            raise CheckpointError(
+                f"{shown(name)} shifts the input of linears (anti-outlier m4), which is not "
+                "served; quantize the model with another anti-outlier method"
             )
         return type_name
 
