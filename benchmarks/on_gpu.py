@@ -85,7 +85,7 @@ def server_rates(folder: Path, rounds: int) -> Report:
             server.wait_until_ready()
         return {
             f"batch_{batch}": serving.summarise(
-                serving.run_rounds(servers, prompts[: rounds * batch], batch, 128)
+                serving.run_rounds(servers, prompts, batch, rounds, 128)
             )
             for batch in (1, 8)
         }

@@ -80,7 +80,9 @@ def contenders(case: Case, device: str) -> dict[str, Callable[[], object]]:
         target = torch.empty_like(logits)
         runs["copy"] = lambda: target.copy_(logits)
         if draw := flashinfers_draw():
-            runs["flashinfer"] = lambda: draw(logits, top_ks, top_ps, "top_k_first")
+            runs["flashinfer"] = lambda: draw(
+                logits, top_ks, top_ps, filter_apply_order="top_k_first"
+            )
     return runs
 
 

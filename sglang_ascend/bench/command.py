@@ -41,7 +41,7 @@ def bench(
     ] = None,
     num_prompts: NumPromptsOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest reply.")] = 128,
-    batch: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Requests at once, of one task.")] = 1,
     temperature: TemperatureOption = 0.0,
     out: Annotated[Path, typer.Option(help="OUT.json and OUT.svg are written.")] = Path("bench"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the JSON on stdout too.")] = False,

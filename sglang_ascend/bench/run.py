@@ -76,7 +76,7 @@ def measure_tasks(
         "code": f"sglang-ascend {__version__}",
         "model": model,
         "max_new_tokens": max_new_tokens,
-        "batch": batch,
+        "batch": min(batch, max(map(len, tasks.values()))),
         "temperature": temperature,
         "servers": {
             name: {"url": addresses[name], **{key: info.get(key) for key in SAID}}

@@ -65,6 +65,14 @@ def test_figures_are_medians_of_rounds_that_do_not_loop():
     assert report["acceptance"]["mtp"]["histogram"] == [10, 3, 3]
 
 
+def test_one_round_has_no_spread():
+    """Six prompts at once are one round, whatever the task: an interval would be a point."""
+    report = summarise([rounds()[0], rounds()[3]], "plain", "mtp")
+    for row in (*report["tasks"].values(), report["mean"]):
+        assert row["speedup"] is not None
+        assert row["speedup_low"] is row["speedup_high"] is None
+
+
 def test_lengths_by_number_of_drafts_say_what_was_measured():
     found = [
         replace(one, samples={**one.samples, "mtp_1": sample(30.0, [1, 3])}) for one in rounds()

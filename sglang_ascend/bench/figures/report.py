@@ -13,6 +13,7 @@ from sglang_ascend.bench.rounds import Round
 
 MOST_DRAFTS = 8
 DRAWS = 2000
+LEAST_ROUNDS = 3  # that have a spread
 
 
 def summarise(rounds: Sequence[Round], baseline: str | None, main: str) -> dict[str, Any]:
@@ -83,13 +84,14 @@ def _ratios(rounds: Iterable[Round], baseline: str, main: str) -> list[float]:
 def _figures(
     rounds: Sequence[Round], names: Sequence[str], baseline: str | None, main: str
 ) -> dict[str, Any]:
-    """Medians over rounds; null where there is no round or no such server."""
+    """Medians over rounds; null where there is no round or no such server, and no interval of one
+    or two rounds."""
     figures: dict[str, Any] = {"rounds": len(rounds)}
     for name in names:
         rates = [one.samples[name].tok_s for one in rounds]
         figures[f"{name}_tok_s"] = statistics.median(rates) if rates else None
     ratios = _ratios(rounds, baseline, main) if baseline else []
-    low, high = median_interval(ratios) if ratios else (None, None)
+    low, high = median_interval(ratios) if len(ratios) >= LEAST_ROUNDS else (None, None)
     acceptance = acceptance_of(rounds, main)
     lookup = [one.samples[main].lookup_histogram for one in rounds]
     counts = Acceptance(tuple(map(sum, zip(*lookup, strict=True)))) if lookup else None
@@ -116,7 +118,7 @@ def _mean(
         if values and None not in values:
             mean[key] = statistics.fmean(values)
     mean["speedup_low"] = mean["speedup_high"] = None
-    if known and baseline:
+    if known and baseline and max(row["rounds"] for row in known.values()) >= LEAST_ROUNDS:
         rng = random.Random(0)
         ratios = [
             _ratios((one for one in straight if one.task == task), baseline, main) for task in known
