@@ -165,7 +165,7 @@ def _family(flag: str, config: ModelConfig) -> Family:
     remedy = f"pass a checkpoint with an MTP layer, or the folder of one as {DRAFT_FLAG}"
     if flag == DRAFT_FLAG:
         remedy = (
-            "pass a folder with an MTP layer, or serve an EAGLE draft with "
+            "pass a folder with an MTP layer; an EAGLE draft is served on CUDA and NPU alone, by "
             "--speculative-algorithm EAGLE"
         )
     raise CheckpointError(

@@ -33,11 +33,11 @@ def plan_memory(
     ] = 1,
     device_gib: Annotated[float, typer.Option(min=1, help="Memory of one device, GiB.")] = 64,
     mem_fraction_static: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Of it, for weights and KV cache.")
+        float, typer.Option(min=0.01, max=1, help="Its share for weights and KV cache.")
     ] = 0.8,
     context_length: Annotated[int, typer.Option(min=1, help="Tokens of a request.")] = 8192,
     speculative_adaptive: Annotated[
-        bool, typer.Option("--speculative-adaptive", help="Count what that flag keeps of a token.")
+        bool, typer.Option("--speculative-adaptive", help="Count the hidden states it keeps.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

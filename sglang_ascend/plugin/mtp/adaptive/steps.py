@@ -199,6 +199,8 @@ class AdaptiveSteps:
         return None
 
     def _seconds_to_catch_up(self, batch: ScheduleBatch) -> float:
+        if not self.skipped.is_behind:
+            return 0.0  # to ask for slots would wait for the device
         return self.skipped.seconds_to_catch_up(slot_table(batch, batch.seq_lens), batch.seq_lens)
 
 
