@@ -21,7 +21,7 @@ from sglang_ascend.ptq.folding.smooth import folded, smoothings, widths
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.mixture.sets import OWN_ONLY, Mixture
 from sglang_ascend.ptq.progress import Partial
-from sglang_ascend.ptq.solved import quantized_view
+from sglang_ascend.ptq.solved import quantized_view, refuse_unwritable
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.convert import convert
@@ -111,6 +111,8 @@ class Quantization:
                 f"recipe {shown(recipe.name)} matches no linear of {shown(folder)}; write its "
                 "include as globs of names such as model.layers.0.self_attn.o_proj"
             )
+        head = [self.head_scheme] if self.head_scheme else []
+        refuse_unwritable([*asked, *head], self.layers.weights.checkpoint)
 
     def _schemes_of(self, number: int) -> dict[str, QConfig]:
         """By the names that the linears have inside their layer."""

@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import lcm
 from pathlib import Path
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from sglang_ascend.checkpoint.errors import CheckpointError
+from sglang_ascend.ptq.calibration import quantize_linear
 from sglang_ascend.ptq.progress import read_weight
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts import Layout, Scheme
+from sglang_ascend.quantization.qconfig import QConfig, layout_of
 from sglang_ascend.quantization.weight import HEAD, QuantizedWeight
+from sglang_ascend.quantization.writers import make_writer
+
+
+def refuse_unwritable(schemes: Iterable[QConfig], source: Checkpoint) -> None:
+    """Before hours of work: files of these schemes have to hold their weights.
+
+    Raises:
+        CheckpointError: the layout of all of them has no such weight as one has.
+    """
+    distinct = list(dict.fromkeys(schemes))
+    writer, random = make_writer(layout_of(distinct), source.layout), torch.Generator()
+    for scheme in distinct:
+        spec = scheme.weight
+        group = {"per_group": spec.ext.group_size, "per_block": spec.ext.block_size}
+        sizes = group.get(spec.scope, 1), spec.number_format.group_size or 1
+        size = 2 * lcm(*sizes, spec.number_format.unit)
+        linear = nn.Linear(size, size, bias=False, device="meta")
+        linear.weight = nn.Parameter(torch.randn(size, size, generator=random), False)
+        is_static = scheme.act is not None and scheme.act.scope == "per_tensor"
+        seen = torch.randn(8, size, generator=random) if is_static else None
+        solved = quantize_linear(linear, scheme, seen)
+        try:
+            writer.write(f"a linear in {scheme.name}", solved)
+        except CheckpointError as error:
+            reason = str(error).partition(";")[0]
+            raise CheckpointError(f"{reason}; give it another scheme in the recipe") from None
 
 
 class _Solved(Layout):

@@ -1,5 +1,6 @@
 """A quantized checkpoint is complete, of its recipe alone, and the same bytes after any kill."""
 
+import json
 import os
 import shutil
 import signal
@@ -305,6 +306,27 @@ def test_unfinished_layers_of_another_recipe_are_refused_and_kept(nano, tmp_path
     with pytest.raises(CheckpointError, match="unfinished layers of another recipe"):
         Quantization(nano, read_recipe("w8a16"), out).run()
     assert hashes(tmp_path / "out.partial") == kept and not out.exists()
+
+
+UNWRITABLE = {
+    "fp8 per channel": ({"dtype": "fp8_e4m3", "scope": "per_channel"}, None),
+    "fp8 blocks of float inputs": ({"dtype": "fp8_e4m3", "scope": "per_block"}, None),
+    "static inputs of int4": (
+        {"dtype": "int4", "scope": "per_group"},
+        {"dtype": "int8", "scope": "per_tensor"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNWRITABLE)
+def test_a_recipe_that_no_file_can_hold_is_refused_before_anything_is_solved(nano, tmp_path, name):
+    weight, act = UNWRITABLE[name]
+    qconfig = {"weight": weight} | ({"act": act} if act else {})
+    process = [{"type": "linear_quant", "qconfig": qconfig}]
+    recipe = parse_recipe(json.dumps({"spec": {"process": process}}), name)
+    with pytest.raises(CheckpointError, match="give it another scheme in the recipe"):
+        Quantization(nano, recipe, tmp_path / "out")
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_run_killed_as_it_began_is_begun_again(nano, tmp_path):
