@@ -60,4 +60,37 @@ def weigh() -> Launch:
     )
 
 
-LAUNCHES = {"stream fp32": stream, "weigh fp32": weigh}
+def key_of(x: torch.Tensor) -> torch.Tensor:
+    """int32 that are ordered as the floats are."""
+    bits = x.view(torch.int32)
+    return torch.where(bits >= 0, bits, -(bits & 0x7FFFFFFF))
+
+
+def refine() -> Launch:
+    """Rows whose candidate groups are too many, so that they are bisected, one by its mass and one
+    by the number of its tokens; one group more than a tile. Among coarse logits no count is met."""
+    x = (2 * logits()[:2, : 65 * GROUP]).round() / 2
+    group_max = torch.stack([part.amax(1) for part in x.split(GROUP, dim=1)], dim=1)
+    top_ks, top_ps = torch.tensor([1 << 30, 1001], dtype=torch.int32), torch.tensor([0.95, 1.0])
+    largest = x.amax(1)
+    weights = (x.double() - largest[:, None]).exp()
+    row_masses = weights.sum(1)
+    ordered = x.sort(dim=1, descending=True).values
+    shares = (ordered.double() - largest[:, None]).exp().cumsum(1)
+    by_mass = ordered[0, int((shares[0] < 0.95 * row_masses[0]).sum())]
+    thresholds = torch.stack([by_mass, ordered[1, 1000]])
+    masses = torch.where(x >= thresholds[:, None], weights, 0.0).sum(1)
+    cuts = torch.stack([key_of(largest)[0] + 1, key_of(x[1].amin()[None])[0]])
+    counts, candidates = torch.full((2,), 200, dtype=torch.int32), torch.zeros(2, 128).int()
+    rows = top_ks, top_ps, largest, row_masses.float(), cuts, counts, candidates
+    outputs = torch.full((2,), UNWRITTEN), torch.full((2,), UNWRITTEN)
+    return Launch(
+        (2,),
+        (x, group_max, *rows, *outputs, x.shape[1], x.shape[1], 65),
+        {9: thresholds, 10: masses},
+        (("arith.cmpf ogt", "arith.cmpf olt"), ("arith.cmpf olt", "arith.cmpf ogt")),
+        x.shape[1] * 2**-24 * masses.max().item(),
+    )
+
+
+LAUNCHES = {"stream fp32": stream, "refine fp32": refine, "weigh fp32": weigh}
