@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import Any
 
 
+def part_of(path: Path) -> Path:
+    """What ``replaced`` writes first, and who is killed amid it leaves."""
+    return path.with_name(f"{path.name}.part")
+
+
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """The file beside ``path`` that the block writes; behind the block it takes ``path``'s place.
@@ -17,7 +22,7 @@ def replaced(path: Path) -> Iterator[Path]:
     Who is killed amid the block, or runs out of disk, leaves the old file, and so does a machine
     that stops: the new one is on the disk before it has the name. Of one writer at a time.
     """
-    part = path.with_name(f"{path.name}.part")
+    part = part_of(path)
     try:
         yield part
         with part.open("rb") as file:

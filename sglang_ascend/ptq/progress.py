@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
-from sglang_ascend.files import replaced
+from sglang_ascend.files import part_of, replaced
 from sglang_ascend.ptq.text import Text, read_texts, write_texts
 from sglang_ascend.quantization.formats import FORMATS
 from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight
@@ -39,7 +39,7 @@ class Partial:
         content = json.dumps(task, indent=2, sort_keys=True)
         path = folder / TASK
         if not path.exists():
-            if any(file.name != f"{TASK}.part" for file in folder.iterdir()):
+            if any(file != part_of(path) for file in folder.iterdir()):
                 raise CheckpointError(
                     f"{shown(folder)} is not an unfinished quantization; name another --out or "
                     "move that folder away"

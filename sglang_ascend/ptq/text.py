@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sglang_ascend.training.generation.conversation import REPLY, USER, reply_ends
+from sglang_ascend.training.generation.conversation import REPLY, USER
 from sglang_ascend.training.generation.generate import GenerateConfig, Generator
-from sglang_ascend.training.generation.outputs import chat_prompts, continue_prompts
+from sglang_ascend.training.generation.outputs import greedy_replies
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.targets.families import Target
 
@@ -66,15 +66,13 @@ def replies_to(
         rows.setdefault(row["domain"], []).append(row)
     chosen = [row for domain in rows.values() for row in domain[:limit]]
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
-    ends = reply_ends(target.folder, tokenizer)
     texts = []
     for start in range(0, len(chosen), ROWS):
         part = chosen[start : start + ROWS]
-        given = chat_prompts(tokenizer, part)
-        continued = continue_prompts(target, given, ends, max_new_tokens)
+        replies = greedy_replies(target, tokenizer, part, max_new_tokens)
         texts += [
-            Text(row["domain"], tokens, len(ids))
-            for row, ids, (tokens, _) in zip(part, given, continued, strict=True)
+            Text(row["domain"], tokens, length)
+            for row, (length, tokens, _) in zip(part, replies, strict=True)
         ]
     return texts
 

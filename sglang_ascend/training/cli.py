@@ -271,13 +271,14 @@ def provenance(
     note: Annotated[str, typer.Option(help="What this build did beside its recipe.")] = "",
 ) -> None:
     """Write where a layer comes from: data, settings, losses, versions, commit and what you add."""
-    from sglang_ascend.training.provenance import read_json, record, write_record
+    from sglang_ascend.files import write_json
+    from sglang_ascend.training.provenance import read_json, record
 
     begin = read_json(facts) if facts else {}
     added = {
         name: read_json(Path(file)) for name, _, file in (pair.partition("=") for pair in add or ())
     }
-    write_record(out, {**begin, "note": note, **record(data, run), **added})
+    write_json(out, {**begin, "note": note, **record(data, run), **added})
 
 
 def _open(folder: Path, device: str, may_be_quantized: bool = False) -> Target:

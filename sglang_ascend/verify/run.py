@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +78,10 @@ class Verification:
 
 def distinct_names(models: Sequence[Path]) -> list[str]:
     """By which results and logs are told apart; of two folders ``model`` the second is model-2."""
-    names: list[str] = []
-    for model in models:
-        name = model.resolve().name
-        same = sum(other.resolve().name == name for other in models[: len(names)])
-        names.append(f"{name}-{same + 1}" if same else name)
+    seen, names = Counter[str](), []
+    for name in (model.resolve().name for model in models):
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
     return names
 
 

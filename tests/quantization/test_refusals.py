@@ -68,6 +68,16 @@ def extra(name: str, raw: packers.Raw) -> Change:
     return lambda packed: packed.tensors.update({name: raw})
 
 
+def beside_weights(name: str) -> Change:
+    """A float tensor of ModelSlim's that is no weight."""
+
+    def change(packed: Packed) -> None:
+        extra(name, packers.f32(np.ones(3)))(packed)
+        described(name, "FLOAT")(packed)
+
+    return change
+
+
 def cut_rows(name: str) -> Change:
     def change(packed: Packed) -> None:
         packed.tensors[name] = packed.tensors[name][0], packed.tensors[name][1][:-1]
@@ -121,18 +131,12 @@ CASES: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "no block": ("fp8", setting("weight_block_size", [0, 128]), ("weight_block_size = [0, 128]",)),
     "smoothed at run time": (
         "modelslim",
-        lambda packed: (
-            extra("a.div.mul_scale", packers.f32(np.ones(3)))(packed),
-            described("a.div.mul_scale", "FLOAT")(packed),
-        ),
+        beside_weights("a.div.mul_scale"),
         ("a.div.mul_scale", "not served", "fused"),
     ),
     "shifted at run time": (
         "modelslim",
-        lambda packed: (
-            extra("a_layernorm.bias", packers.f32(np.ones(3)))(packed),
-            described("a_layernorm.bias", "FLOAT")(packed),
-        ),
+        beside_weights("a_layernorm.bias"),
         ("a_layernorm.bias", "not served", "another anti-outlier method"),
     ),
     "transformed at run time": (

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import torch
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
@@ -46,16 +49,14 @@ def _captured(model: torch.nn.Module) -> str | None:
 
 def _has_quantized_head(model: torch.nn.Module) -> bool:
     """Its own, or the target's, of which an MTP layer has rows."""
-    if _has(model, QuantizedHead):
-        return True
-    heads = (getattr(module, "quant_method", None) for module in model.modules())
-    return any(
-        isinstance(head.target_head.quant_method, QuantizedHead)
-        for head in heads
-        if isinstance(head, ListedHeads)
-    )
+    listed = [method for method in _methods(model) if isinstance(method, ListedHeads)]
+    heads = (method.target_head.quant_method for method in listed)
+    return _has(model, QuantizedHead) or any(isinstance(head, QuantizedHead) for head in heads)
 
 
 def _has(model: torch.nn.Module, method: type) -> bool:
-    methods = (getattr(module, "quant_method", None) for module in model.modules())
-    return any(isinstance(found, method) for found in methods)
+    return any(isinstance(found, method) for found in _methods(model))
+
+
+def _methods(model: torch.nn.Module) -> Iterator[Any]:
+    return (getattr(module, "quant_method", None) for module in model.modules())

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
-from sglang_ascend.files import replaced, write_json
+from sglang_ascend.files import part_of, replaced, write_json
 from sglang_ascend.ptq.evaluate import Judge, Score
 from sglang_ascend.ptq.grid.cells import Cell
 from sglang_ascend.ptq.grid.sensitivity import sensitivity
@@ -92,12 +92,11 @@ class Grid:
         content = json.loads(json.dumps(self.options.content))
         path = self.folder / TASK
         if not path.exists():
-            held = self.folder.iterdir() if self.folder.exists() else ()
-            if any(file.name != f"{TASK}.part" for file in held):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if any(file != part_of(path) for file in self.folder.iterdir()):
                 raise CheckpointError(
                     f"--grid {shown(self.folder)} holds something else; name a new folder"
                 )
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_json(path, content)
         (self.folder / CELLS).mkdir(exist_ok=True)
         held = _read(path)

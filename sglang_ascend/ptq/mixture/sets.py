@@ -17,8 +17,7 @@ import torch
 from sglang_ascend.checkpoint.errors import shown
 from sglang_ascend.ptq.mixture.shares import allocate, parse_shares
 from sglang_ascend.ptq.text import ROWS, Text, own_text
-from sglang_ascend.training.generation.conversation import reply_ends
-from sglang_ascend.training.generation.outputs import chat_prompts, continue_prompts
+from sglang_ascend.training.generation.outputs import greedy_replies
 from sglang_ascend.training.generation.prompts import DOMAINS, prompt_key, templated_prompt
 from sglang_ascend.training.targets.families import Target
 
@@ -174,16 +173,11 @@ def _read(target: Target, part: Part) -> list[Text]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
-    ends = reply_ends(target.folder, tokenizer)
     whole = [row.words for row in part.rows if row.field == "text"]
     encoded = [tokenizer(words).input_ids[:MAX_TOKENS] for words in whole]
     prompts = [{"prompt": row.words} for row in part.rows if row.field == "prompt"]
     texts = [Text(part.name, torch.tensor(tokens), 0) for tokens in encoded]
     for start in range(0, len(prompts), ROWS):
-        given = chat_prompts(tokenizer, prompts[start : start + ROWS])
-        written = continue_prompts(target, given, ends, REPLY_TOKENS)
-        texts += [
-            Text(part.name, tokens, len(ids))
-            for ids, (tokens, _) in zip(given, written, strict=True)
-        ]
+        replies = greedy_replies(target, tokenizer, prompts[start : start + ROWS], REPLY_TOKENS)
+        texts += [Text(part.name, tokens, length) for length, tokens, _ in replies]
     return texts

@@ -42,10 +42,11 @@ class CompressedTensors(Layout):
         self._ignored = _Names(dict.fromkeys(ignored, True))
         groups = read_groups(settings)
         _refuse_transforms(settings.get("transform_config"))
-        # Of several that match, the first group's, as the library has it.
-        targets = dict.fromkeys(target for group in groups for target in group.targets)
-        first = {t: next(group for group in groups if t in group.targets) for t in targets}
-        self._targeted = _Names(first)
+        targeted: dict[str, Group] = {}
+        for group in groups:
+            for target in group.targets:  # of several that match, the first, as in the library
+                targeted.setdefault(target, group)
+        self._targeted = _Names(targeted)
         # A target such as Linear names a class: it takes every module that no other target names.
         self._default = next((g for g in groups if any(map(CLASS.fullmatch, g.targets))), None)
 

@@ -42,13 +42,21 @@ def greedy_outputs(
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
-    rows = chat_prompts(tokenizer, prompts)
-    ends = reply_ends(target.folder, tokenizer)
-    continued = continue_prompts(target, rows, ends, max_new_tokens)
+    replies = greedy_replies(target, tokenizer, prompts, max_new_tokens)
     return [
-        Output(prompt["domain"], tokens, len(row), hidden)
-        for prompt, row, (tokens, hidden) in zip(prompts, rows, continued, strict=True)
+        Output(prompt["domain"], tokens, length, hidden)
+        for prompt, (length, tokens, hidden) in zip(prompts, replies, strict=True)
     ]
+
+
+def greedy_replies(
+    target: Target, tokenizer, prompts: list[dict[str, str]], max_new_tokens: int
+) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Of every prompt how many tokens it has, and as `continue_prompts` the tokens and hiddens of
+    it and of its reply, which ends where a server ends one."""
+    rows, ends = chat_prompts(tokenizer, prompts), reply_ends(target.folder, tokenizer)
+    continued = continue_prompts(target, rows, ends, max_new_tokens)
+    return [(len(row), *reply) for row, reply in zip(rows, continued, strict=True)]
 
 
 @torch.inference_mode()
