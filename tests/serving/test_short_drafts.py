@@ -35,8 +35,8 @@ def test_a_step_drafts_by_the_forward_that_sglang_has(
     mix = lossless_mix(tokenizer, held_out_prompts, 64)
     prompts = mix[::8]
     server.generate_each(prompts, greedy(24), 8)
-    # Long enough that 17 of them meet, however slowly they arrive.
-    server.generate_each(mix[::2], greedy(40), 32)
+    # 32 that arrive together, so that 17 of them meet however fast they are served.
+    server.generate(mix[::2], greedy(40))
     found = forwards(tmp_path)
     counts = Counter((mode, batch_size) for mode, _, batch_size, *_ in found)
     compiled = Counter((mode, is_compiled) for mode, _, _, is_compiled, _ in found)
