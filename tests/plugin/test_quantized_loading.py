@@ -21,19 +21,30 @@ CONFIG = {"architectures": ["DeepseekV3ForCausalLM"], "num_hidden_layers": 2}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A target's linear and its MTP layer's, by GPTQ, and a norm."""
+    return write(tmp_path, [TARGET, MTP], {"model.norm.weight": np.ones(4)})
+
+
+def write(folder: Path, quantized: list[str], floats: dict[str, np.ndarray]) -> Path:
     packed = packers.gptq()
     linear = {
         name.removeprefix("a.q_proj."): raw
         for name, raw in packed.tensors.items()
         if name.startswith("a.q_proj.")
     }
-    packed.tensors = {
-        "model.norm.weight": packers.f32(np.ones(4)),
-        **packers.named(TARGET, linear),
-        **packers.named(MTP, linear),
-    }
+    packed.tensors = {name: packers.f32(values) for name, values in floats.items()}
+    for module in quantized:
+        packed.tensors |= packers.named(module, linear)
     packed.config |= CONFIG
-    return packed.write(tmp_path)
+    return packed.write(folder)
+
+
+def read(folder: Path, is_draft: bool) -> dict[str, torch.Tensor]:
+    """What SGLang's loader is given."""
+    from sglang_ascend.plugin.quantization.loading import weights_of
+
+    config = SimpleNamespace(is_draft_model=is_draft)
+    source = SimpleNamespace(model_or_path=str(folder), model_config=config)
+    return dict(weights_of(lambda *_, **__: iter(()), None, source))
 
 
 @pytest.mark.parametrize("layout", [*METHODS, "modelslim"])
@@ -45,12 +56,19 @@ def test_sglang_knows_the_name_of_every_layout(layout):
 
 @pytest.mark.parametrize(("is_draft", "modules"), [(False, [TARGET, MTP]), (True, [MTP])])
 def test_a_draft_reads_no_linear_of_its_target(folder, is_draft, modules):
-    from sglang_ascend.plugin.quantization.loading import weights_of
-
-    config = SimpleNamespace(is_draft_model=is_draft)
-    source = SimpleNamespace(model_or_path=str(folder), model_config=config)
-    names = [name for name, _ in weights_of(lambda *_, **__: iter(()), None, source)]
+    names = [*read(folder, is_draft)]
     assert names == ["model.norm.weight", *(f"{module}.weight" for module in modules)]
+
+
+def test_a_weight_that_sglang_concatenates_with_a_float_one_is_float(tmp_path, caplog):
+    first, second, other = (
+        f"model.layers.0.self_attn.{name}" for name in ("q_a_proj", "kv_a_proj_with_mqa", "o_proj")
+    )
+    floats = {f"{second}.weight": np.ones((8, 4))}
+    found = read(write(tmp_path, [first, other], floats), is_draft=False)
+    assert found[f"{first}.weight"].is_floating_point()
+    assert found[f"{other}.weight"].dtype == torch.uint8
+    assert "q_a_proj is concatenated with a float weight" in caplog.text
 
 
 def model_with(method: object) -> torch.nn.Module:

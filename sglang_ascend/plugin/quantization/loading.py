@@ -27,6 +27,9 @@ from sglang_ascend.quantization.product import is_decoded
 from sglang_ascend.quantization.rows import to_rows
 from sglang_ascend.quantization.weight import HEAD
 
+# What SGLang's models concatenate, tensor by tensor, before a layer is given them.
+CONCATENATED = {"q_a_proj": "kv_a_proj_with_mqa", "kv_a_proj_with_mqa": "q_a_proj"}
+
 logger = logging.getLogger(__name__)
 
 
@@ -154,5 +157,15 @@ def _tensors(checkpoint: Checkpoint, prefix: str) -> Iterator[tuple[str, torch.T
         if not module.startswith(prefix):
             continue
         weight = checkpoint.weight(module)
-        values = weight.dequantize() if is_decoded(module) else to_rows(weight)
-        yield f"{module}.weight", values
+        is_float = is_decoded(module) or _meets_float(checkpoint, module)
+        yield f"{module}.weight", weight.dequantize() if is_float else to_rows(weight)
+
+
+def _meets_float(checkpoint: Checkpoint, module: str) -> bool:
+    """Whether SGLang concatenates it with a float weight, which rows of bytes cannot be."""
+    stem, _, name = module.rpartition(".")
+    other = f"{stem}.{CONCATENATED.get(name)}"
+    if other in checkpoint.schemes or f"{other}.weight" not in checkpoint.entries:
+        return False
+    logger.warning("%s is concatenated with a float weight; it is multiplied as float.", module)
+    return True
