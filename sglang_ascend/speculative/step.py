@@ -213,13 +213,14 @@ class LaunchedPhases:
         # Shift: drop token 0, so that row j pairs the hidden state of token j with token j+1, on
         # the target's own metadata. Rows past the last emitted token hold rejected states; later
         # rows overwrite their slots.
-        last_rows = self.constants.row_before[: len(accept_lens)] + accept_lens
         tokens = sampled.view(-1)
         if self.skipped is not None:
             if self.num_drafts == 0:
                 self.skipped.keep(self.rows.slots, self.hidden, tokens)
-                return tokens[last_rows][:, None]
+                is_plain = sampled.shape[1] == 1
+                return sampled if is_plain else sampled.gather(1, accept_lens[:, None].long() - 1)
             self._catch_up(self.skipped)
+        last_rows = self.constants.row_before[: len(accept_lens)] + accept_lens
         logits, hidden = self.forwards.mtp(self.rows, tokens, self.hidden, last_rows)
         next_candidates = [tokens[last_rows], self.propose(logits, new_seq_lens)]
         likelihood = self._likelihood(logits)
