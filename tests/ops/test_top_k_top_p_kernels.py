@@ -6,6 +6,7 @@ They run in Triton's interpreter, which is where their loads are counted; nothin
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from kept_tokens import differences, random_rows, rule_of
 
 from sglang_ascend.ops import sampling
 from sglang_ascend.ops.sampling import triton
+from sglang_ascend.ops.sampling.threshold import GROUP_SIZE
 
 pytestmark = pytest.mark.usefixtures("triton_interpreter")
 
@@ -24,7 +26,7 @@ VOCAB_SIZE = 129280  # DeepSeek-V3's
 def small_capacity(monkeypatch):
     """Candidates of 2 groups instead of 128, so that short rows outgrow them too."""
     monkeypatch.setattr(triton, "CAPACITY", 2)
-    monkeypatch.setattr(triton, "TILE", 4)
+    monkeypatch.setattr(triton, "TILE", 2)
 
 
 JOINT = pytest.mark.parametrize("joint", [False, True], ids=["in turn", "joint"])
@@ -107,6 +109,55 @@ def test_a_second_read_would_be_counted(monkeypatch):
     """The control: the filter of the same rows once more."""
     ratios = bytes_read(monkeypatch, torch.float32, [20], times=2)
     assert (ratios >= 2).all()
+
+
+def gathers_stay_inside(monkeypatch, vocab_size: int) -> bool:
+    """Whether the groups that a program gathers lie in its row, those too that a mask excludes."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    load, outside = InterpreterBuilder.create_masked_load, []
+    logits, top_ks, top_ps = random_rows(12, vocab_size, seed=6)
+    row_bytes = vocab_size * logits.element_size()
+
+    def load_and_look(builder, pointers, *options):
+        if pointers.data.ndim == 2:
+            row = builder.grid_idx[0]
+            rows = (pointers.data.astype(np.int64) - logits.data_ptr()) // row_bytes
+            outside.append((rows != row).any())
+        return load(builder, pointers, *options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(InterpreterBuilder, "create_masked_load", load_and_look)
+        sampling.top_k_top_p.implementation("triton")(logits, top_ks, top_ps)
+    assert outside
+    return not any(outside)
+
+
+def is_taken_on_npu(vocab_size: int) -> bool:
+    x = torch.empty(2, vocab_size)
+    npu = SimpleNamespace(type="npu")
+    logits = SimpleNamespace(dtype=x.dtype, shape=x.shape, stride=x.stride, device=npu)
+    return triton.accepts_rows(logits) and triton.accepts_filters(logits)
+
+
+@pytest.mark.parametrize("num_groups", [1, 17, 63, 64, 65, 128, 129, 200])
+def test_what_a_mask_excludes_lies_in_the_row_too(monkeypatch, num_groups):
+    """For triton-ascend reads it. Rows up to 128 groups have no more than are candidates, and are
+    not bisected."""
+    assert is_taken_on_npu(num_groups * GROUP_SIZE)
+    assert gathers_stay_inside(monkeypatch, num_groups * GROUP_SIZE)
+
+
+@pytest.mark.parametrize("vocab_size", [100, 4100, 12900])
+def test_the_control_a_part_of_a_group_is_read_beyond_and_not_taken(monkeypatch, vocab_size):
+    assert not is_taken_on_npu(vocab_size)
+    assert not gathers_stay_inside(monkeypatch, vocab_size)
+
+
+def test_the_control_a_tile_longer_than_the_candidates_is_refused(monkeypatch):
+    monkeypatch.setattr(triton, "CAPACITY", 32)
+    with pytest.raises(Exception, match="shorter than a tile"):
+        gathers_stay_inside(monkeypatch, 40 * GROUP_SIZE)
 
 
 COMPILE = """

@@ -135,7 +135,7 @@ def sum_from(
     number, mass = 0.0, 0.0
     for tile in range(0, (num_groups + TILE - 1) // TILE):
         # The last tile ends with the row: triton-ascend reads what a mask of values excludes.
-        first = tl.minimum(tile * TILE, tl.maximum(num_groups - TILE, 0))
+        first = tl.minimum(tile * TILE, num_groups - TILE)
         groups = first + tl.arange(0, TILE)
         reach = tl.load(group_max + groups, mask=groups < num_groups, other=-float("inf"))
         tokens = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
@@ -199,6 +199,8 @@ def refine(
 ):
     """Stage C, one program per row: its threshold, and the mass from there on. From the candidate
     groups, loaded once, where they show it; by bisection if not."""
+    # A row is bisected only if it has more groups than CAPACITY, and so no tile is longer than it.
+    tl.static_assert(TILE <= CAPACITY, "a row may be bisected that is shorter than a tile")
     row = tl.program_id(0).to(tl.int64)
     top_k, top_p = tl.load(top_ks + row), tl.load(top_ps + row)
     largest, row_mass = tl.load(largest_logits + row), tl.load(row_masses + row)
