@@ -17,8 +17,8 @@ import pytest
 import sglang_ascend
 from sglang_ascend.ops.dispatch import OPS
 from sglang_ascend.ops.npu import CONSTRAINTS, CheckedCalls
-from sglang_ascend.verify.operators.against_reference import to
-from sglang_ascend.verify.operators.calls import CALLS, arguments_of, load_operators
+from sglang_ascend.verify.operators.against_reference import bound_calls
+from sglang_ascend.verify.operators.calls import load_operators
 
 PACKAGE = Path(sglang_ascend.__file__).parent
 NAMESPACES = ("torch.ops.npu", "torch.ops.atb", "torch_npu")
@@ -78,9 +78,10 @@ def sites_run() -> Iterator[set[Site]]:
 def make(names: list[str], device: str) -> None:
     """Calls the bodies, each call of torch_npu checked."""
     with CheckedCalls() as checked:
-        for name in names:
-            args, kwargs = arguments_of(CALLS[name], CALLS[name].dtypes[0])
-            OPS[name].implementation("npu")(*to(device, args), **kwargs)
+        for call in bound_calls(device):
+            if call.op.name in names and call.dtype is call.case.dtypes[0]:
+                args, kwargs = call.prepare(device)
+                call.op.implementation("npu")(*args, **kwargs)
     assert not checked.unknown
 
 

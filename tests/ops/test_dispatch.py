@@ -47,8 +47,6 @@ ON_CPU = {
     "quantized.grouped_weight_only_linear": "numba",
     "quantized.integer_linear": "numba",
     "quantized.prepare_integer": "numba",
-    "quantized.quantize_per_token": "numba",
-    "quantized.quantize_static": "numba",
     "quantized.weight_only_linear": "numba",
     "sampling.filter_probs": "numba",
     "sampling.greedy": "numpy",

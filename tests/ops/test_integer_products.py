@@ -12,7 +12,7 @@ import torch
 
 from sglang_ascend.ops import quantized
 from sglang_ascend.ops.dispatch import REFERENCE, Op
-from sglang_ascend.ops.quantized import probe
+from sglang_ascend.ops.quantized import integer, probe
 
 # Rows of decode, verify, a small batch and prefill; sizes that no vector width divides.
 ROWS = pytest.mark.parametrize("rows", [1, 4, 7, 66])
@@ -74,25 +74,34 @@ def expected(
     return torch.from_numpy(total).to(x.dtype)
 
 
-@pytest.mark.parametrize("body", bodies(quantized.quantize_per_token))
+def times_identity(body: str, x: torch.Tensor, **static: torch.Tensor) -> torch.Tensor:
+    """The codes of ``x``, times the scales of its rows if their scale is not static."""
+    identity = torch.eye(x.shape[-1]).to(torch.int8)
+    weight = prepared(body, identity, torch.ones(len(identity), 1), **static)
+    return quantized.integer_linear.implementation(body)(x, weight)
+
+
 @DTYPES
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 3, 1536)], ids=str)
-def test_a_row_is_divided_by_its_largest_and_rounded_to_even(body, dtype, shape):
+def test_a_row_is_divided_by_its_largest_and_rounded_to_even(dtype, shape):
     x = noise(*shape).to(dtype)
     x.view(-1, shape[-1])[-1] = 0
-    codes, scale = quantized.quantize_per_token.implementation(body)(x)
+    codes, scale = integer.quantize_per_token(x)
     wanted, of_rows = quantized_rows(x)
     assert (codes.dtype, scale.dtype) == (torch.int8, torch.float32)
     assert np.array_equal(codes.numpy(), wanted)
     assert np.array_equal(scale.numpy(), of_rows)
     assert scale.flatten()[-1] == 0 and not codes.view(-1, shape[-1])[-1].any()
+    products = torch.from_numpy(wanted.astype(np.float32) * of_rows[..., None]).to(dtype)
+    for body in bodies(quantized.integer_linear):
+        assert torch.equal(times_identity(body, x), products), body
+        assert not torch.equal(times_identity(body, -x - 1), products), body
 
 
-@pytest.mark.parametrize("body", bodies(quantized.quantize_per_token))
+@pytest.mark.parametrize("body", bodies(quantized.integer_linear))
 def test_ties_go_to_the_even_code(body):
     x = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -126.5]])
-    codes, _ = quantized.quantize_per_token.implementation(body)(x)
-    assert codes.tolist() == [[127, 0, 2, 2, 0, -2, -126]]
+    assert times_identity(body, x).tolist() == [[127, 0, 2, 2, 0, -2, -126]]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
@@ -105,15 +114,17 @@ def test_a_row_that_is_not_finite_gives_a_row_that_is_not(value):
         assert found.isfinite().all(dim=1).tolist() == [True, False, True], name
 
 
-@pytest.mark.parametrize("body", bodies(quantized.quantize_static))
+@pytest.mark.parametrize("body", bodies(quantized.integer_linear))
 @DTYPES
 def test_a_static_scale_and_offset_saturate(body, dtype):
     x = (20 * noise(4, 33)).to(dtype)
     x[0, :4] = torch.tensor([1e4, -1e4, 0.15, 0.25], dtype=dtype)
-    scale, offset = torch.tensor([0.1]), torch.tensor([-3.0])
-    codes = quantized.quantize_static.implementation(body)(x, scale, offset)
+    static = {"input_scale": torch.tensor([0.1]), "input_offset": torch.tensor([-3.0])}
+    if not takes(body, drawn(33, 33), scales(33, 1), **static):
+        return
+    codes = times_identity(body, x, **static)
     wanted = np.rint(x.float().numpy() / np.float32(0.1) + np.float32(-3))
-    assert np.array_equal(codes.numpy(), np.clip(wanted, -128, 127).astype(np.int8))
+    assert np.array_equal(codes.float().numpy(), np.clip(wanted, -128, 127))
     assert codes[0, :2].tolist() == [127, -128]
 
 

@@ -16,8 +16,6 @@ from sglang_ascend.verify.operators.calls import load_operators
 ROOT = Path(__file__).parents[2]
 # SGLang's own worker and attention serve CUDA: a body for it is a benchmark's.
 SERVED = {"cpu", "npu"}
-# Without a caller today: the rounding of inputs, which the integer products call inside ops/.
-KEPT = {"quantized.quantize_per_token", "quantized.quantize_static"}
 
 load_operators()
 Modules = Mapping[str, ast.Module]
@@ -93,8 +91,6 @@ def without_caller(ops: Mapping[str, Op], called: set[str], measured: set[str]) 
     """Operators and bodies that nobody calls where they are registered."""
     found = []
     for name, op in ops.items():
-        if name in KEPT:
-            continue
         for body in op._implementations.values():
             devices = body.devices or SERVED
             needs_benchmark = name not in called or not devices <= SERVED
@@ -105,11 +101,6 @@ def without_caller(ops: Mapping[str, Op], called: set[str], measured: set[str]) 
 
 def test_every_body_has_a_caller():
     assert without_caller(OPS, CALLED, MEASURED) == []
-
-
-def test_what_is_kept_has_no_caller_yet():
-    assert not KEPT - OPS.keys()
-    assert not KEPT & (CALLED | MEASURED)
 
 
 @pytest.mark.parametrize("benchmark", [name for name, of in CANDIDATES.items() if of])

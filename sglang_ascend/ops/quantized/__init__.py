@@ -23,8 +23,6 @@ __all__ = [
     "prepare_block_fp8",
     "prepare_integer",
     "prepare_weight_only",
-    "quantize_per_token",
-    "quantize_static",
     "weight_only_linear",
 ]
 
@@ -32,10 +30,10 @@ _CPU = frozenset({"cpu"})
 NUMBA_DECODED = "sglang_ascend.ops.quantized.numba_decoded"
 
 
-def _numba_integers(name: str, module: str = "numba_integer") -> Implementation:
+def _numba_integers(name: str) -> Implementation:
     """Where the probe chose Numba's products."""
     is_chosen = partial(probe.is_chosen, "numba")
-    return numba_body(f"sglang_ascend.ops.quantized.{module}", name, available=is_chosen)
+    return numba_body("sglang_ascend.ops.quantized.numba_integer", name, available=is_chosen)
 
 
 def _fbgemm(name: str, accepts: str) -> Implementation:
@@ -45,13 +43,6 @@ def _fbgemm(name: str, accepts: str) -> Implementation:
         "fbgemm", function, _CPU, partial(probe.is_chosen, "fbgemm"), accepts_call
     )
 
-
-quantize_per_token = Op("quantized.quantize_per_token", integer.quantize_per_token)
-quantize_per_token.register(npu_body(npu.quantize_per_token, accepts=npu.accepts_rows))
-quantize_per_token.register(_numba_integers("quantize_per_token", "numba_inputs"))
-quantize_static = Op("quantized.quantize_static", integer.quantize_static)
-quantize_static.register(npu_body(npu.quantize_static))
-quantize_static.register(_numba_integers("quantize_static", "numba_inputs"))
 
 prepare_integer = Op("quantized.prepare_integer", integer.prepare_integer)
 prepare_integer.register(npu_body(npu.prepare_integer, accepts=npu.accepts_integer_codes))

@@ -36,25 +36,6 @@ class Matrix:
         return sum(value.nbytes for value in values if value is not None)
 
 
-def accepts_rows(x: torch.Tensor) -> bool:
-    return x.dtype in INPUTS and x.dim() > 1
-
-
-def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.ops.npu.npu_dynamic_quant(x)
-
-
-def quantize_static(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """Multiplies by 1 / scale: at a tie the code may be the other neighbour."""
-    return _quantize_by_inverse(x, 1 / scale, offset)
-
-
-def _quantize_by_inverse(
-    x: torch.Tensor, inverse: torch.Tensor, offset: torch.Tensor | None
-) -> torch.Tensor:
-    return torch.ops.npu.npu_quantize(x, inverse, offset, torch.qint8, LAST_AXIS, False)
-
-
 def accepts_integer_codes(
     codes: torch.Tensor,
     scale: torch.Tensor,
@@ -142,11 +123,13 @@ def _matrix_of(weight: IntegerWeight) -> Matrix:
 def integer_linear(
     x: torch.Tensor, weight: IntegerWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
+    """A static input is multiplied by 1 / scale: at a tie its code may be the other neighbour."""
     rows, matrix = x.reshape(-1, x.shape[-1]), _matrix_of(weight)
     if matrix.inverse_input_scale is None:
-        codes, row_scale = quantize_per_token(rows)
+        codes, row_scale = torch.ops.npu.npu_dynamic_quant(rows)
     else:
-        codes = _quantize_by_inverse(rows, matrix.inverse_input_scale, weight.input_offset)
+        of_input = matrix.inverse_input_scale, weight.input_offset
+        codes = torch.ops.npu.npu_quantize(rows, *of_input, torch.qint8, LAST_AXIS, False)
         row_scale, bias = None, matrix.bias
     product = torch.ops.npu.npu_quant_matmul(
         codes,
@@ -162,7 +145,7 @@ def integer_linear(
 def grouped_integer_linear(
     x: torch.Tensor, weight: IntegerWeight, counts: torch.Tensor
 ) -> torch.Tensor:
-    codes, row_scale = quantize_per_token(x)
+    codes, row_scale = torch.ops.npu.npu_dynamic_quant(x)
     matrix = _matrix_of(weight)
     return _grouped_matmul(
         codes,

@@ -16,22 +16,6 @@ TO_INTEGER = np.float32(1.5 * 2**23)
 INTEGER_BITS = np.int32(0x4B400000)
 
 
-def quantize_per_token(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = contiguous_rows(x)
-    codes = torch.empty(x.shape, dtype=torch.int8)
-    scale = torch.empty(x.shape[:-1], dtype=torch.float32)
-    _quantize_rows(*places(rows), codes.data_ptr(), np.int8(0), scale.data_ptr(), 0)
-    return codes, scale
-
-
-def quantize_static(x: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    rows = contiguous_rows(x)
-    codes = torch.empty(x.shape, dtype=torch.int8)
-    of_input = scale.data_ptr(), offset.data_ptr()
-    _quantize_all(*places(rows), codes.data_ptr(), np.int8(0), *of_input, 0)
-    return codes
-
-
 def contiguous_rows(x: torch.Tensor) -> torch.Tensor:
     """[rows, width], contiguous, in a dtype that the loops read."""
     if x.dim() != 2 or not x.is_contiguous():
@@ -52,10 +36,10 @@ def scratch_of(rows: torch.Tensor) -> torch.Tensor:
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _quantize_rows(address, num_rows, width, element, code_address, code, scale_address, offset):
+def _quantize_rows(address, num_rows, width, element, code_address, scale_address):
     """The largest is looked for among the bits, in which NaN is above infinity and so is kept."""
     x = array_at(address, (num_rows, width), element)
-    codes = array_at(code_address, (num_rows, width), code)
+    codes = array_at(code_address, (num_rows, width), CODE)
     scale = array_at(scale_address, (num_rows,), np.float32(0))
     for row in range(num_rows):
         largest = np.int32(0)
@@ -69,15 +53,13 @@ def _quantize_rows(address, num_rows, width, element, code_address, code, scale_
             value = widen(x[row, d]) / divisor
             value = min(max(value, np.float32(-127)), np.float32(127))
             bits = np.float32(value + TO_INTEGER).view(np.int32)
-            codes[row, d] = bits - INTEGER_BITS + offset
+            codes[row, d] = bits - INTEGER_BITS + OFFSET
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
-def _quantize_all(
-    address, num_rows, width, element, code_address, code, scale_address, offset_address, offset
-):
+def _quantize_all(address, num_rows, width, element, code_address, scale_address, offset_address):
     x = array_at(address, (num_rows, width), element)
-    codes = array_at(code_address, (num_rows, width), code)
+    codes = array_at(code_address, (num_rows, width), CODE)
     step = array_at(scale_address, (1,), np.float32(0))[0]
     shift = array_at(offset_address, (1,), np.float32(0))[0]
     for row in range(num_rows):
@@ -85,7 +67,7 @@ def _quantize_all(
             value = widen(x[row, d]) / step + shift
             value = min(max(value, np.float32(-128)), np.float32(127))
             bits = np.float32(value + TO_INTEGER).view(np.int32)
-            codes[row, d] = bits - INTEGER_BITS + offset
+            codes[row, d] = bits - INTEGER_BITS + OFFSET
 
 
 @numba.njit(cache=True, nogil=True, error_model="numpy")
@@ -94,8 +76,8 @@ def quantize_into(scratch, address, num_rows, width, element, scale, offset):
     rows. Returns the address of the codes."""
     codes = scratch + 4 * num_rows
     if scale:
-        _quantize_all(address, num_rows, width, element, codes, CODE, scale, offset, OFFSET)
+        _quantize_all(address, num_rows, width, element, codes, scale, offset)
         array_at(scratch, (num_rows,), np.float32(0))[:] = 1
     else:
-        _quantize_rows(address, num_rows, width, element, codes, CODE, scratch, OFFSET)
+        _quantize_rows(address, num_rows, width, element, codes, scratch)
     return codes

@@ -16,6 +16,7 @@ from sglang_ascend.ops.npu import CheckedCalls
 from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.operators.calls import (
     CALLS,
+    STATIC_INPUT,
     OperatorCall,
     arguments_of,
     load_operators,
@@ -25,6 +26,8 @@ from sglang_ascend.verify.operators.over_tiles import OVER_TILES
 # Relative and absolute, by the type of the result; integers are equal or wrong.
 # Two roundings to bf16 may differ by one place, 2^-7; float32 sums of 1024 products err by 1e-6.
 TOLERANCES = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}
+# Of an operator's calls: the usual one, and others.
+FORMS = {"": CALLS, "with a static input": STATIC_INPUT, "over tiles": OVER_TILES}
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,16 @@ class BoundCall:
     op: Op
     dtype: torch.dtype
     device: str
-    over_tiles: bool = False
+    form: str = ""  # of FORMS
 
     @property
     def name(self) -> str:
         shown = str(self.dtype).removeprefix("torch.")
-        return f"{self.op.name}{' over tiles' if self.over_tiles else ''} ({shown})"
+        return f"{self.op.name}{self.form and ' '}{self.form} ({shown})"
 
     @property
     def case(self) -> OperatorCall:
-        return (OVER_TILES if self.over_tiles else CALLS)[self.op.name]
+        return FORMS[self.form][self.op.name]
 
     @property
     def body(self) -> Callable[..., Any]:
@@ -67,18 +70,19 @@ class BoundCall:
         return f"{first.name} leaves it to the reference" if self.chosen.name == REFERENCE else ""
 
 
-def bound_calls(device: str) -> Iterator[BoundCall]:
+def _calls_of(form: str, device: str) -> Iterator[BoundCall]:
     load_operators()
-    for name, call in sorted(CALLS.items()):
+    for name, call in sorted(FORMS[form].items()):
         for dtype in call.dtypes:
-            yield BoundCall(OPS[name], dtype, device)
+            yield BoundCall(OPS[name], dtype, device, form)
 
 
-def calls_over_tiles(device: str) -> Iterator[BoundCall]:
-    load_operators()
-    for name, call in OVER_TILES.items():
-        for dtype in call.dtypes:
-            yield BoundCall(OPS[name], dtype, device, over_tiles=True)
+def bound_calls(device: str) -> list[BoundCall]:
+    return [*_calls_of("", device), *_calls_of("with a static input", device)]
+
+
+def calls_over_tiles(device: str) -> list[BoundCall]:
+    return [*_calls_of("over tiles", device)]
 
 
 def to(device: str, value: Any) -> Any:

@@ -88,13 +88,17 @@ def rows(dtype: torch.dtype) -> Arguments:
     return (torch.randn(ROWS, HIDDEN).to(dtype),), {}
 
 
-def static_rows(dtype: torch.dtype) -> Arguments:
-    return (*rows(dtype)[0], torch.tensor([0.02]), torch.tensor([-3.0])), {}
-
-
 def integer_linear(dtype: torch.dtype) -> Arguments:
     weight = PREPARE_INTEGER(codes_of(256, HIDDEN), torch.rand(256, 1) / HIDDEN)
     return (*rows(dtype)[0], weight), {}
+
+
+def static_integer_linear(dtype: torch.dtype) -> Arguments:
+    """A scale whose inverse is exact, with which a body may multiply."""
+    static = {"input_scale": torch.tensor([0.03125]), "input_offset": torch.tensor([-3.0])}
+    static["quant_bias"] = torch.randint(-9999, 9999, (256,)).int()
+    codes, scale = codes_of(256, HIDDEN), torch.rand(256, 1) / HIDDEN
+    return (*rows(dtype)[0], PREPARE_INTEGER(codes, scale, **static)), {}
 
 
 def grouped_integer_linear(dtype: torch.dtype) -> Arguments:
@@ -245,9 +249,9 @@ CALLS = {
     "quantized.prepare_weight_only": OperatorCall(
         int4_weight, (BF16,), at_load=True, compared=what_was_quantized
     ),
-    "quantized.quantize_per_token": OperatorCall(rows, (BF16,)),
-    "quantized.quantize_static": OperatorCall(static_rows, (BF16,)),
     "quantized.weight_only_linear": OperatorCall(weight_only_linear, (BF16,)),
     "sampling.filter_probs": OperatorCall(filter_probs, (FP32,)),
     "sampling.top_k_top_p": OperatorCall(top_k_top_p, compared=kept_tokens),
 }
+# Another form of some of them, which takes other operators of the device.
+STATIC_INPUT = {"quantized.integer_linear": OperatorCall(static_integer_linear, (BF16,))}

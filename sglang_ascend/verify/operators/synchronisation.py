@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 
 from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.operators.against_reference import BoundCall, bound_calls
-from sglang_ascend.verify.operators.calls import CALLS
 
 # Operations whose result or shape is data: on a device the host waits for them.
 READS = {"_local_scalar_dense", "nonzero", "unique", "_unique2", "masked_select", "equal"}
@@ -87,7 +86,7 @@ def check_call(call: BoundCall) -> Check:
     reason = call.declined()
     if reason:
         return Check(call.name, None, note=reason)
-    if CALLS[call.op.name].at_load:
+    if call.case.at_load:
         return Check(call.name, None, note="called when weights are loaded, where it may wait")
     args, kwargs = call.prepare(call.device)
     try:
