@@ -3,7 +3,6 @@
 A kernel of a few microseconds takes addresses, for an array of NumPy's costs more to make than a
 decode step's row takes to compute; ``array_at`` makes arrays of them again. One that reads by
 ``widen`` and writes by ``narrow`` serves both dtypes; it computes in float32.
-Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 A pool of Numba's own would spin on the cores while PyTorch's does. So a region is entered as
 compiled C enters it, by ``GOMP_parallel`` of the OpenMP library that PyTorch has loaded; where that
 library has another interface, the calling thread does all the work.
-Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Vectors in Numba's kernels, where LLVM makes none of a loop, or too short ones.
-
-Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
-"""
+"""Vectors in Numba's kernels, where LLVM makes none of a loop, or too short ones."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ IN_ANY_ORDER = """
 from sglang_ascend.ops.numba_floats import FAST
 
 
-@numba.njit(cache=True, fastmath=FAST, error_model="numpy")
+@njit(fastmath=FAST, error_model="numpy")
 def softmax(scores):
     highest = np.float32(-np.inf)
     for j in range(len(scores)):
@@ -87,7 +87,7 @@ def test_compiled_and_loaded_attention_give_the_same_bits(processor, tmp_path):
 @PROCESSORS
 def test_the_control_a_sum_in_any_order_is_found(processor, tmp_path):
     source = SOURCE.read_text(encoding="utf-8")
-    softmax = r"@numba.njit[^\n]*\ndef softmax.*?\n\n\n"
+    softmax = r"@njit[^\n]*\ndef softmax.*?\n\n\n"
     wrong, count = re.subn(softmax, IN_ANY_ORDER.lstrip(), source, flags=re.DOTALL)
     assert count == 1
     compiled, loaded = bits_of_two_starts(tmp_path, wrong, processor)

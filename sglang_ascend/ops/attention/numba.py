@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
@@ -23,6 +22,7 @@ from sglang_ascend.ops.attention.numba_tiles import (
     widen_vectors,
 )
 from sglang_ascend.ops.attention.reference import whole
+from sglang_ascend.ops.numba_cache import cfunc, njit
 from sglang_ascend.ops.numba_floats import FLOATS, array_at, exp, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 from sglang_ascend.ops.numba_vectors import LANES
@@ -134,7 +134,7 @@ def paged_mla(
     )
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def attend(queries, caches, pages, lengths, scale, threads):
     """Everything behind addresses; writes the output."""
     work, region, num_threads = threads
@@ -156,7 +156,7 @@ def attend(queries, caches, pages, lengths, scale, threads):
     return job[0]  # so that the job lives as long as the threads
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _work(address, element):
     """One thread's share: ``heads`` key heads of a request at a time, as they come."""
     job: Any = array_at(address, (NUM_PARTS,), np.int64(0))
@@ -217,12 +217,12 @@ def _work(address, element):
                     output[b, i, g, d] = narrow(attended[h, row, d], element)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _padded(size, multiple):
     return -(-size // multiple) * multiple
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _widen(cache, dim, first, pages, page_size, start, count, rows, element):
     """Positions ``start`` to ``start + count`` of a request in ``rows``: their ``dim`` columns."""
     page, place = start // page_size, start % page_size
@@ -243,7 +243,7 @@ def _widen(cache, dim, first, pages, page_size, start, count, rows, element):
             page, place = page + 1, 0
 
 
-@numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
+@njit(fastmath={"contract"}, error_model="numpy")
 def softmax(scores):
     """In place, of one row; the same bits from every kernel that it is part of."""
     highest = np.float32(-np.inf)
@@ -261,11 +261,11 @@ def softmax(scores):
         scores[j] *= share
 
 
-@numba.cfunc("void(intp)", cache=True)
+@cfunc("void(intp)")
 def _work_float32(job):
     _work(job, np.float32(0))
 
 
-@numba.cfunc("void(intp)", cache=True)
+@cfunc("void(intp)")
 def _work_bfloat16(job):
     _work(job, np.uint16(0))

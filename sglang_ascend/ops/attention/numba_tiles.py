@@ -1,18 +1,15 @@
-"""The two products of attention in Numba's kernels: a few rows over a few keys, in registers.
-
-Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
-"""
+"""The two products of attention in Numba's kernels: a few rows over a few keys, in registers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_vectors import (
     FOUR,
     LANES,
@@ -180,7 +177,7 @@ widen_vectors: Any = _vectors
 total_of: Any = _total
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def score(queries, keys, count, scores, start):
     """scores[:, start:start + count], and what pads them to whole tiles."""
     num_rows, width = queries.shape
@@ -200,7 +197,7 @@ def score(queries, keys, count, scores, start):
         row += ROWS if is_tile else 1
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def add_values(weights, start, values, count, sums):
     """Adds to ``sums`` the ``count`` values, by weights[:, start:]."""
     (num_rows, width), longest = sums.shape, weights.shape[1]

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 
 from sglang_ascend.ops.chain.reference import DraftDecodeInputs, StepInputs
+from sglang_ascend.ops.numba_cache import njit
 
 
-@njit(cache=True)
+@njit
 def _fill_step(
     seq_lens,
     req_pool_indices,
@@ -71,7 +71,7 @@ def prepare_step(
     return inputs
 
 
-@njit(cache=True)
+@njit
 def _count_kept(sampled, draft_tokens, accept_lens):
     for request in range(sampled.shape[0]):
         accepted = 0
@@ -89,7 +89,7 @@ def verify_chain(sampled: torch.Tensor, draft_tokens: torch.Tensor) -> torch.Ten
     return accept_lens
 
 
-@njit(cache=True)
+@njit
 def _fill_draft_decode(new_seq_lens, accept_lens, slots, positions, draft_slots, kv_lens):
     for j in range(positions.shape[0]):
         for request in range(positions.shape[1]):
@@ -118,7 +118,7 @@ def place_draft_decode(
     return rows
 
 
-@njit(cache=True)
+@njit
 def _look_up(tokens, rows, lens, min_match, max_match, drafts, matched):
     for request in range(len(rows)):
         row, last = tokens[rows[request]], lens[request] - 1
@@ -162,7 +162,7 @@ def look_up(
     return drafts, matched
 
 
-@njit(cache=True)
+@njit
 def _extend_context(ring, num_written, is_unlisted, rows, tokens, num_kept):
     most, total = ring.shape[1], 0
     for request in range(len(rows)):

@@ -1,11 +1,7 @@
-"""A chain of drafts on CPU in one compiled call: layer, head and largest logit, draft by draft.
-
-Compiled code is kept on disk: remove ``__pycache__`` after a change of the layer.
-"""
+"""A chain of drafts on CPU in one compiled call: layer, head and largest logit, draft by draft."""
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 
@@ -16,6 +12,7 @@ from sglang_ascend.ops.drafts.numba_parts import product
 from sglang_ascend.ops.drafts.reference import LatentLayer
 from sglang_ascend.ops.experts import numba as experts
 from sglang_ascend.ops.linear.reference import PreparedWeight
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import FLOATS, array_at, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region
 
@@ -79,7 +76,7 @@ def latent_chain(
     return drafts
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _chain(layer, head, drafts, rows, states, cache, pages, memory, threads, element, angle):
     num_drafts, n, drafted = drafts
     tokens, positions, slots, lengths = rows
@@ -98,7 +95,7 @@ def _chain(layer, head, drafts, rows, states, cache, pages, memory, threads, ele
         _take_likeliest(logits, num_logits, vocab_size, tokens, n, element)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _take_likeliest(logits, num_logits, vocab_size, tokens, n, element):
     """The first of the largest."""
     rows = array_at(logits, (n, num_logits), element)

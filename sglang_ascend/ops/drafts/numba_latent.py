@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
@@ -23,6 +22,7 @@ from sglang_ascend.ops.layers import numba as layers
 from sglang_ascend.ops.linear.numba import work_of
 from sglang_ascend.ops.linear.numba_heads import multiply_heads
 from sglang_ascend.ops.linear.reference import PreparedWeight
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import FLOATS, array_at, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region
 
@@ -188,7 +188,7 @@ def latent_layer(
     return output
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def compiled_layer(layer, rows, states, cache, pages, lengths, memory, threads, element, angle):
     sizes, norms, products, others, scales = layer
     tokens, positions, slots, n, query_len = rows
@@ -245,7 +245,7 @@ def compiled_layer(layer, rows, states, cache, pages, lengths, memory, threads, 
     layers.add_and_norm_rows(a, f, norms[6], output, b, n, hidden, eps, element)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _mixture(layer, x, n, places, threads, element):
     """The experts of each row of ``x`` and the shared one, in the first of the places."""
     sizes, _, products, others, scales = layer

@@ -1,23 +1,22 @@
 """What compiled MTP layers compute beside the compiled operators of other packages.
 
-Places in memory are given by their addresses. Numba's cache does not look in here: remove
-``__pycache__`` of the layers after a change.
+Places in memory are given by their addresses.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from sglang_ascend.ops.layers.numba import norm_rows
 from sglang_ascend.ops.linear.numba import multiply
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import array_at
 
 # Products of one row for which one more thread is worth its start.
 PRODUCTS_OF_THREAD = 1 << 17
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def join_states(embedding, vocab_size, tokens, states, norms, joined, shape, eps, element):
     """Each token's embedding and, behind it, its state; both normed."""
     n, hidden = shape
@@ -35,7 +34,7 @@ def join_states(embedding, vocab_size, tokens, states, norms, joined, shape, eps
         norm_rows(state, hidden, norms[1], to + half, 1, hidden, eps, element)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def product(weight, x, n, output, threads):
     address, of_row, out, width, work = weight
     region, num_threads = threads
@@ -43,7 +42,7 @@ def product(weight, x, n, output, threads):
     multiply(address, of_row, out, width, x, n, 0, output, work, region, worthwhile)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def write_keys(cache, slots, parts, sizes):
     """A latent part and a rope part in each row's slot, by their bytes."""
     n, of_latent, of_rope = sizes
@@ -57,7 +56,7 @@ def write_keys(cache, slots, parts, sizes):
         _copy(parts[1] + row * of_rope, to + of_latent, of_rope)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def place_behind(parts, whole, count):
     """Each part from a byte of its row on."""
     source, num_bytes = parts
@@ -66,6 +65,6 @@ def place_behind(parts, whole, count):
         _copy(source + row * num_bytes, target + row * of_row + offset, num_bytes)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _copy(source, target, num_bytes):
     array_at(target, (num_bytes,), np.uint8(0))[:] = array_at(source, (num_bytes,), np.uint8(0))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
+from sglang_ascend.ops.numba_cache import cfunc, njit
 from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 
@@ -104,7 +104,7 @@ def unpermute(copies: torch.Tensor, weights: torch.Tensor, places: torch.Tensor)
     return output
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def copy_to_experts(rows, choices, results):
     address, num_bytes, copies = rows
     experts, num_rows, k, num_experts = choices
@@ -124,7 +124,7 @@ def copy_to_experts(rows, choices, results):
         copies[place] = x[i // k]
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def multiply_groups(rows, groups, output, threads):
     work, region, num_threads = threads
     _, num_rows, width = rows
@@ -139,7 +139,7 @@ def multiply_groups(rows, groups, output, threads):
     return job[0]  # so that the job lives as long as the threads
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _work(address, element):
     """One thread's share: parts of the matrices of groups that have rows, as they come."""
     _, x, num_rows, width, weights, counts, num_groups, out, output = array_at(
@@ -174,7 +174,7 @@ def _work(address, element):
             _dots(values, rows[start:stop], output[start:stop], n)
 
 
-@numba.njit(cache=True, fastmath=FAST, error_model="numpy")
+@njit(fastmath=FAST, error_model="numpy")
 def _dots(values, rows, output, n):
     """Column n of the output: a row of weights times every row, four at a time."""
     num_rows, width = rows.shape
@@ -200,7 +200,7 @@ def _dots(values, rows, output, n):
         row += 1
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+@njit(nogil=True, fastmath=FAST, error_model="numpy")
 def sum_of_experts(addresses, sizes, element, weight):
     num_rows, k, width = sizes
     copies = array_at(addresses[0], (num_rows * k, width), element)
@@ -218,11 +218,11 @@ def sum_of_experts(addresses, sizes, element, weight):
             output[row, i] = narrow(total[i], element)
 
 
-@numba.cfunc("void(intp)", cache=True)
+@cfunc("void(intp)")
 def _work_float32(job):
     _work(job, np.float32(0))
 
 
-@numba.cfunc("void(intp)", cache=True)
+@cfunc("void(intp)")
 def _work_bfloat16(job):
     _work(job, np.uint16(0))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import FLOATS, array_at, exp, narrow, widen
 
 
@@ -42,7 +42,7 @@ def gating(
     return weights, experts
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def choose_experts(addresses, sizes, scale, element):
     num_rows, num_experts, k, num_groups, num_kept_groups = sizes
     scores = array_at(addresses[0], (num_rows, num_experts), element)
@@ -77,7 +77,7 @@ def choose_experts(addresses, sizes, scale, element):
             weights[row, j] = narrow(affinity[experts[row, j]] * factor, element)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _last_least(values):
     """Of equal groups the first are kept."""
     found = 0

@@ -3,10 +3,10 @@ one, which at a few rows cost more than their work. Compiled code is kept on dis
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, exp, narrow, widen
 
 
@@ -140,7 +140,7 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
     return output
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@njit(fastmath=FAST, nogil=True, error_model="numpy")
 def norm_rows(x, stride, weight, output, num_rows, width, eps, element):
     x = array_at(x, (num_rows, stride), element)
     weight = array_at(weight, (width,), element)
@@ -157,7 +157,7 @@ def norm_rows(x, stride, weight, output, num_rows, width, eps, element):
             output[row, d] = narrow(normed, element)
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@njit(fastmath=FAST, nogil=True, error_model="numpy")
 def add_and_norm_rows(x, residual, weight, output, total, num_rows, width, eps, element):
     """The norm is taken of the sum before it is rounded."""
     x = array_at(x, (num_rows, width), element)
@@ -179,7 +179,7 @@ def add_and_norm_rows(x, residual, weight, output, total, num_rows, width, eps, 
             output[row, d] = narrow(exact[d] * inverse_rms * widen(weight[d]), element)
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@njit(fastmath=FAST, nogil=True, error_model="numpy")
 def _rotate_neox(query, key, positions, cos_sin, num_positions, width, num_rows, dim, element):
     """query and key: (address, elements from row to row, heads, address of what they become)."""
     positions = array_at(positions, (num_rows,), np.int64(0))
@@ -192,7 +192,7 @@ def _rotate_neox(query, key, positions, cos_sin, num_positions, width, num_rows,
             _turn(heads, cos_sin[positions[row]], y[row])
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@njit(fastmath=FAST, nogil=True, error_model="numpy")
 def rotate_pairs(query, key, sizes, angles, angle, element):
     """query and key: (address, elements from row to row and head to head, heads, address of what
     they become)."""
@@ -217,7 +217,7 @@ def rotate_pairs(query, key, sizes, angles, angle, element):
                     y[row, head, d] = x[at + d]
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@njit(fastmath=FAST, nogil=True, error_model="numpy")
 def _turn(x, cos_sin, y):
     """The heads of one row, [heads, dim]; columns behind the cosines' width are copied."""
     num_heads, dim = x.shape
@@ -232,7 +232,7 @@ def _turn(x, cos_sin, y):
             y[head, d] = x[head, d]
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@njit(fastmath=FAST, nogil=True, error_model="numpy")
 def gate_rows(x, output, num_rows, width, element):
     x = array_at(x, (num_rows, 2 * width), element)
     output = array_at(output, (num_rows, width), element)

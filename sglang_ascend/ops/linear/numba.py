@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
@@ -33,6 +32,7 @@ from sglang_ascend.ops.linear.numba_tiles import (
     work_in_tiles,
 )
 from sglang_ascend.ops.linear.reference import PreparedWeight
+from sglang_ascend.ops.numba_cache import cfunc, njit
 from sglang_ascend.ops.numba_floats import array_at, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 
@@ -112,7 +112,7 @@ def work_of(weight: PreparedWeight, of_input: torch.dtype) -> int:
     return (_IN_TILES if in_tiles else _WORK[weight.rows.dtype, of_input]).address
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def multiply(weights, of_row, out, width, inputs, num_rows, bias, output, work, region, threads):
     # The first is the rows of weights that threads have taken.
     job = np.array([0, weights, of_row, out, width, inputs, num_rows, bias, output], np.int64)
@@ -120,7 +120,7 @@ def multiply(weights, of_row, out, width, inputs, num_rows, bias, output, work, 
     return job[0]  # so that the job lives as long as the threads
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _work(address, of_weight, of_input):
     """One thread's share: parts of the rows of weights, as they come."""
     job = array_at(address, (9,), np.int64(0))
@@ -145,7 +145,7 @@ def _work(address, of_weight, of_input):
                     results[row, n + w] = narrow(sums[row, w], of_input)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _sum_vectors(weights, of_row, count, inputs, of_weight, of_input, sums):
     """Of the columns that fill vectors: rows of weights that are in a cache, times all inputs."""
     n, (num_rows, width), stride = 0, inputs.shape, sums.shape[1]
@@ -163,7 +163,7 @@ def _sum_vectors(weights, of_row, count, inputs, of_weight, of_input, sums):
         n += num_weights
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _sum_rest(weights, count, inputs, of_weight, of_input, sums):
     """Adds the columns behind the vectors."""
     (num_rows, width), columns = inputs.shape, columns_of_vector(of_weight, of_input)
@@ -179,17 +179,17 @@ def _sum_rest(weights, count, inputs, of_weight, of_input, sums):
             sums[row, w] = total
 
 
-@numba.cfunc("void(intp)", cache=True)
+@cfunc("void(intp)")
 def _float32_by_float32(job):
     _work(job, np.float32(0), np.float32(0))
 
 
-@numba.cfunc("void(intp)", cache=True)
+@cfunc("void(intp)")
 def _bfloat16_by_float32(job):
     _work(job, np.uint16(0), np.float32(0))
 
 
-@numba.cfunc("void(intp)", cache=True)
+@cfunc("void(intp)")
 def _bfloat16_by_bfloat16(job):
     _work(job, np.uint16(0), np.uint16(0))
 
@@ -199,7 +199,7 @@ def _bfloat16_in_tiles(job):
 
 
 # Compiled where there are tiles alone: elsewhere LLVM has no such instructions.
-_IN_TILES: Any = HAS_TILES and numba.cfunc("void(intp)", cache=True)(_bfloat16_in_tiles)
+_IN_TILES: Any = HAS_TILES and cfunc("void(intp)")(_bfloat16_in_tiles)
 # By the dtypes of a weight's rows and of the input.
 _WORK: dict[tuple[torch.dtype, torch.dtype], Any] = {
     (torch.float32, torch.float32): _float32_by_float32,

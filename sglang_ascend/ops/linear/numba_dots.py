@@ -4,7 +4,6 @@ Where both rows are bfloat16's and the processor has AVX512-BF16, vdpbf16ps adds
 sum at once; it takes what is too small for a normal number as 0. Else bfloat16 is widened.
 What is in memory arrives while what was there before is multiplied: the next rows of weights are
 asked for ahead, for a processor does not foresee several rows at once.
-Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
 """
 
 from __future__ import annotations

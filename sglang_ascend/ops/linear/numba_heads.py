@@ -6,10 +6,10 @@ Compiled code is kept on disk.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import torch
 
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, narrow, widen
 
 # Products up to which one thread makes them sooner than PyTorch has begun.
@@ -40,7 +40,7 @@ def by_head(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return output
 
 
-@numba.njit(cache=True, nogil=True, fastmath=FAST, error_model="numpy")
+@njit(nogil=True, fastmath=FAST, error_model="numpy")
 def multiply_heads(inputs, weights, outputs, num_rows, element):
     """inputs and outputs: (address, elements from row to row and from head to head)."""
     source, of_row, of_head = inputs

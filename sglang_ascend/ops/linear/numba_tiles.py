@@ -3,7 +3,6 @@
 One instruction multiplies 32 columns of 16 rows of both, so that 16 inputs take no longer than the
 weights take to arrive. These are read where they lie. Of the inputs two columns lie beside each
 other, as the instruction takes them. It takes what is too small for a normal number as 0.
-Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from llvmlite import ir
@@ -19,6 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import array_at
 from sglang_ascend.ops.numba_threads import take
 from sglang_ascend.ops.numba_vectors import VECTOR, has_features, load, prefetch, store
@@ -192,7 +191,7 @@ multiply: Any = _multiply
 write: Any = _write
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def work_in_tiles(address):
     """One thread's share of ``numba.multiply``: ROWS rows of weights at a time, as they come. What
     it will take next is asked for while it multiplies."""
@@ -219,7 +218,7 @@ def work_in_tiles(address):
     end()
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _packed(inputs, num_rows, of_row, groups, blocks):
     """[group, block of columns, pair, input], from the start of a cache line on."""
     memory = np.empty(groups * blocks * ROWS * ROWS + BYTES // 4, np.uint32)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numba
 import numpy as np
 import torch
 
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import FAST
 from sglang_ascend.ops.quantized import fp8
 from sglang_ascend.ops.quantized.weights import BlockFP8Weight, WeightOnly
@@ -100,7 +100,7 @@ def _arrays(weight: WeightOnly) -> tuple[np.ndarray, int, np.ndarray, np.ndarray
     return codes, weight.bits, weight.starts.numpy(), weight.scale.numpy()
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@njit(fastmath=FAST, nogil=True, error_model="numpy")
 def _integers(x, codes, bits, starts, scale, zero, bias, output):
     width = x.shape[1]
     values = np.empty(width, np.float32)
@@ -124,7 +124,7 @@ def _integers(x, codes, bits, starts, scale, zero, bias, output):
         _dots(values, x, bias, n, output)
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@njit(fastmath=FAST, nogil=True, error_model="numpy")
 def _e4m3(x, codes, block_rows, block_columns, scale, bias, output):
     width = x.shape[1]
     values = np.empty(width, np.float32)
@@ -141,7 +141,7 @@ def _e4m3(x, codes, block_rows, block_columns, scale, bias, output):
         _dots(values, x, bias, n, output)
 
 
-@numba.njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")
+@njit(fastmath=FAST, nogil=True, error_model="numpy")
 def _dots(values, x, bias, n, output):
     """Column n of the output: a row of weights times every row of x, four at a time."""
     num_rows, width = x.shape

@@ -2,20 +2,19 @@
 
 With AVX-512 VNNI by vpdpbusd, which adds four products of an unsigned and a signed byte to an int32
 without saturating; else by a loop, of which LLVM makes 16-bit products and 32-bit sums.
-Numba's cache does not look in here: remove ``__pycache__`` of the kernels after a change.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import array_at
 from sglang_ascend.ops.numba_vectors import FOUR, has_features, load, sum_of_each
 
@@ -86,7 +85,7 @@ dots_of_small_input: Any = _vnni_dots(TILE, 1, SMALL_BLOCK)
 dots_of_small_pair: Any = _vnni_dots(1, 1, SMALL_BLOCK)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def add_dots(weights, stride, count, codes, width, start, stop, totals):
     """Adds to totals[row, w] the products over columns start..stop, in vectors where they fit."""
     rest = start
@@ -105,7 +104,7 @@ def add_dots(weights, stride, count, codes, width, start, stop, totals):
                 totals[row, w] += total
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _add_vectors(weights, weight_stride, count, codes, stride, size, totals):
     """``size`` columns, a multiple of SMALL_BLOCK."""
     (num_rows, part), blocks = totals.shape, size // BLOCK

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 
+from sglang_ascend.ops.numba_cache import njit
 from sglang_ascend.ops.numba_floats import FLOATS, array_at, widen
 from sglang_ascend.ops.quantized.numba_dots import CODE, OFFSET
 
@@ -35,7 +35,7 @@ def scratch_of(rows: torch.Tensor) -> torch.Tensor:
     return torch.empty(num_rows * (4 + width), dtype=torch.uint8)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _quantize_rows(address, num_rows, width, element, code_address, scale_address):
     """The largest is looked for among the bits, in which NaN is above infinity and so is kept."""
     x = array_at(address, (num_rows, width), element)
@@ -56,7 +56,7 @@ def _quantize_rows(address, num_rows, width, element, code_address, scale_addres
             codes[row, d] = bits - INTEGER_BITS + OFFSET
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _quantize_all(address, num_rows, width, element, code_address, scale_address, offset_address):
     x = array_at(address, (num_rows, width), element)
     codes = array_at(code_address, (num_rows, width), CODE)
@@ -70,7 +70,7 @@ def _quantize_all(address, num_rows, width, element, code_address, scale_address
             codes[row, d] = bits - INTEGER_BITS + OFFSET
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def quantize_into(scratch, address, num_rows, width, element, scale, offset):
     """Into what ``scratch_of`` made; ``scale`` and ``offset`` are addresses, or 0 for scales of the
     rows. Returns the address of the codes."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 
+from sglang_ascend.ops.numba_cache import cfunc, njit
 from sglang_ascend.ops.numba_floats import array_at, narrow
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 from sglang_ascend.ops.quantized import integer
@@ -113,7 +113,7 @@ def _threads(x: torch.Tensor) -> tuple[int, int, int]:
     return work.address, parallel_region(), num_threads()
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _linear(
     address, num_rows, width, element, scratch, matrix, bias, output, work, region, threads
 ):
@@ -122,7 +122,7 @@ def _linear(
     _multiply(num_rows, codes, scratch, matrix, bias, output, work, region, threads)
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _grouped_linear(
     address,
     num_rows,
@@ -156,7 +156,7 @@ def _grouped_linear(
         of_group[2] += out * -(-width // group_size) * 4
 
 
-@numba.njit(cache=True, nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy")
 def _multiply(num_rows, codes, row_scale, matrix, bias, output, work, region, threads):
     out = array_at(matrix, (9,), np.int64(0))[3]
     # The first is the rows of weights that threads have taken.
@@ -165,7 +165,7 @@ def _multiply(num_rows, codes, row_scale, matrix, bias, output, work, region, th
     return job[0]  # so that the job lives as long as the threads
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _work(address, element):
     """One thread's share: parts of the rows of weights, as they come."""
     _, num_rows, codes, row_scales, matrix, bias, output = array_at(address, (7,), np.int64(0))
@@ -190,7 +190,7 @@ def _work(address, element):
         _store(sums, count, n, out, row_scales, bias, output, element)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _store(sums, count, n, out, row_scales, bias_address, address, element):
     """Columns n..n + count of the output."""
     num_rows = len(sums)
@@ -208,7 +208,7 @@ def _store(sums, count, n, out, row_scales, bias_address, address, element):
                 output[row, n + w] = narrow(sums[row, w] * factor, element)
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _unpack(address, unpacked, w):
     """Of ``weights.pack_nibbles``."""
     half = unpacked.shape[1] // 2
@@ -219,7 +219,7 @@ def _unpack(address, unpacked, w):
         unpacked[w, half + i] = np.int8(packed[i] >> 4) - 8
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _sum(weights, stride, codes, width, group_size, starts, scale, totals, sums):
     """sums[row, w] of the rows of weights that ``starts`` and ``scale`` are of."""
     num_rows, (count, num_scales) = len(totals), scale.shape
@@ -243,7 +243,7 @@ def _sum(weights, stride, codes, width, group_size, starts, scale, totals, sums)
                     sums[row, w] += np.float32(totals[row, w]) * scale[w, group]
 
 
-@numba.njit(cache=True, error_model="numpy")
+@njit(error_model="numpy")
 def _start(address, width):
     """Of a sum over inputs with the offset."""
     total = np.int32(0)
@@ -252,11 +252,11 @@ def _start(address, width):
     return -np.int32(OFFSET) * total
 
 
-@numba.cfunc("void(intp)", cache=True)
+@cfunc("void(intp)")
 def _work_float32(job):
     _work(job, np.float32(0))
 
 
-@numba.cfunc("void(intp)", cache=True)
+@cfunc("void(intp)")
 def _work_bfloat16(job):
     _work(job, np.uint16(0))

@@ -5,8 +5,9 @@ A logit is compared by its key: its float32 bits as an int32 that orders as the 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from sglang_ascend.ops.numba_cache import njit
 
 INFINITY_KEY = 0x7F800000  # NaNs lie beyond it, and those with a sign beyond its negative
 LOWEST = np.finfo(np.float32).min
@@ -14,12 +15,12 @@ NUM_BUCKETS = 2048
 EXP_BLOCK = 64
 
 
-@numba.njit(cache=True, inline="always")
+@njit(inline="always")
 def key_of(bits):
     return bits if bits >= 0 else -(bits & 0x7FFFFFFF)
 
 
-@numba.njit(cache=True)
+@njit
 def group_maxima(bits, group_size, maxima):
     """maxima: int32 [groups], bits of each group's largest; returns the row's extreme keys."""
     lowest, highest = np.int32(0x7FFFFFFF), np.int32(-0x7FFFFFFF)
@@ -34,7 +35,7 @@ def group_maxima(bits, group_size, maxima):
     return lowest, highest
 
 
-@numba.njit(cache=True)
+@njit
 def collect(row, group_max, group_size, cut, values, tokens):
     """Copies the logits >= cut to the front of ``values`` and says which they are; reads only
     groups that have one."""
@@ -49,7 +50,7 @@ def collect(row, group_max, group_size, cut, values, tokens):
     return count
 
 
-@numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
+@njit(fastmath={"contract"}, error_model="numpy")
 def exponentials(values, largest, weights):
     """weights[i] = exp(values[i] - largest), whole blocks; 1 unit in the last place, e^-87 or more.
 
@@ -73,7 +74,7 @@ def exponentials(values, largest, weights):
             weights[start + j] *= powers[j]
 
 
-@numba.njit(cache=True, fastmath={"reassoc"})
+@njit(fastmath={"reassoc"})
 def total(weights):
     mass = 0.0
     for weight in weights:
@@ -81,7 +82,7 @@ def total(weights):
     return mass
 
 
-@numba.njit(cache=True)
+@njit
 def mass_of(logits, largest, values, weights):
     """The sum of exp(logit - largest); leaves both in values and weights, in whole blocks."""
     count = len(logits)
@@ -92,7 +93,7 @@ def mass_of(logits, largest, values, weights):
     return total(weights[:count])
 
 
-@numba.njit(cache=True)
+@njit
 def crossing(values, weights, wanted):
     """The largest t for which the weights of values >= t sum to ``wanted``, and that sum.
 
@@ -126,20 +127,20 @@ def crossing(values, weights, wanted):
     return values[0], above + buckets[chosen]
 
 
-@numba.njit(cache=True)
+@njit
 def kth_largest(values, weights, k):
     """Overwrites values and weights."""
     weights[: len(values)] = 1.0
     return crossing(values, weights, k)[0]
 
 
-@numba.njit(cache=True)
+@njit
 def scratch_of(vocab_size):
     size = -(-vocab_size // EXP_BLOCK) * EXP_BLOCK
     return np.empty(size, np.float32), np.empty(size, np.float32), np.empty(size, np.int32)
 
 
-@numba.njit(cache=True)
+@njit
 def filter_row(row, top_k, top_p, joint, group_size, group_max, values, weights, tokens):
     """(threshold, largest, mass) of one row, NaN for threshold and mass if it is invalid.
 
@@ -168,7 +169,7 @@ def filter_row(row, top_k, top_p, joint, group_size, group_max, values, weights,
     return threshold, largest, mass
 
 
-@numba.njit(cache=True, nogil=True)
+@njit(nogil=True)
 def filter_rows(logits, top_ks, top_ps, joint, group_size, thresholds, maxima, masses, group_max):
     scratch = scratch_of(logits.shape[1])
     for i in range(len(logits)):
@@ -177,7 +178,7 @@ def filter_rows(logits, top_ks, top_ps, joint, group_size, thresholds, maxima, m
         )
 
 
-@numba.njit(cache=True)
+@njit
 def weigh_row(row, cut, largest, top_k, top_p, min_p, group_size, group_max, scratch, probs):
     """probs: a row of zeros, in which the tokens that the joint filters keep get their shares.
 
@@ -209,7 +210,7 @@ def weigh_row(row, cut, largest, top_k, top_p, min_p, group_size, group_max, scr
         probs[tokens[i]] = weights[i] / mass
 
 
-@numba.njit(cache=True, nogil=True)
+@njit(nogil=True)
 def weigh_rows(logits, thresholds, maxima, top_ks, top_ps, min_ps, group_size, group_max, probs):
     scratch = scratch_of(logits.shape[1])
     for i in range(len(logits)):

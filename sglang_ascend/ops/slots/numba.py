@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from numba import njit
+
+from sglang_ascend.ops.numba_cache import njit
 
 
-@njit(cache=True)
+@njit
 def _fill(req_to_token, req_pool_indices, starts, ends, slots):
     taken = 0
     for request in range(len(req_pool_indices)):
