@@ -30,7 +30,6 @@ from sglang_ascend.training.generation.conversation import (
     REPLY,
     USER,
     ChatTokens,
-    reply_ends,
 )
 from sglang_ascend.training.generation.generate import GenerateConfig
 from sglang_ascend.training.targets.families import Target
@@ -66,7 +65,7 @@ def model(target: Target):
 @pytest.fixture(scope="module")
 def chat(target: Target) -> ChatTokens:
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
-    return ChatTokens.of(tokenizer, reply_ends(target.folder, tokenizer))
+    return ChatTokens.of(target.folder, tokenizer)
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from sglang_ascend.training.generation.conversation import (
     USER,
     ChatTokens,
     Conversation,
-    reply_ends,
 )
 from sglang_ascend.training.generation.generate import GenerateConfig, Generator, generate_shards
 from sglang_ascend.training.generation.outputs import (
@@ -171,7 +170,7 @@ def test_evaluation_outputs_are_greedy_and_survive_the_file(target, model, tmp_p
 
 def test_the_chat_template_is_cut_where_the_contents_go(target):
     tokenizer = PreTrainedTokenizerFast.from_pretrained(target.folder)
-    chat = ChatTokens.of(tokenizer, reply_ends(target.folder, tokenizer))
+    chat = ChatTokens.of(target.folder, tokenizer)
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": "x"}], tokenize=False, add_generation_prompt=True
     )
@@ -191,7 +190,7 @@ def test_a_reply_begins_and_ends_as_a_server_has_it_begin_and_end(target):
     """The template writes past replies otherwise, and a word before the token that ends them."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(target.folder)
     tokenizer.chat_template = THINKING
-    chat = ChatTokens.of(tokenizer, reply_ends(target.folder, tokenizer))
+    chat = ChatTokens.of(target.folder, tokenizer)
     assert [WORDS[i] for i in chat.to_reply] == ["assistant", "Write"]
     assert [WORDS[i] for i in chat.to_user] == ["<|im_end|>", "<|im_start|>"]
     assert chat.end_of(REPLY) == tokenizer.eos_token_id

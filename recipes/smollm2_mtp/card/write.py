@@ -14,7 +14,7 @@ from tqdm import tqdm
 from recipes.smollm2_mtp.card.conversations import Conversations
 from recipes.smollm2_mtp.card.decode import CardDecoder, Weights, masked, paged
 from recipes.smollm2_mtp.card.store import Store
-from sglang_ascend.training.generation.conversation import ChatTokens, reply_ends
+from sglang_ascend.training.generation.conversation import ChatTokens
 from sglang_ascend.training.generation.generate import GenerateConfig
 from sglang_ascend.training.targets.families import Target
 
@@ -57,7 +57,7 @@ def write(
     the prompts are used up."""
     queue = Prompts(prompts, target.device)
     weights = Weights(target.read(target.tensors), dict(target.config.fields), target.device)
-    chat = ChatTokens.of(tokenizer, reply_ends(target.folder, tokenizer))
+    chat = ChatTokens.of(target.folder, tokenizer)
     conversations = Conversations(weights, chat, config)
     store = Store(conversations, capacity)
     step = repeated_step(conversations)

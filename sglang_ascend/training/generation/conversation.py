@@ -41,16 +41,17 @@ class ChatTokens:
     has_turns: bool = True  # False: a reply is what continues a prompt, and nothing comes after it
 
     @classmethod
-    def of(cls, tokenizer, ends: frozenset[int]) -> ChatTokens:
+    def of(cls, folder: Path, tokenizer: Any) -> ChatTokens:
         """Reads the parts from the template by rendering one two-turn conversation; without a
         template a prompt begins as the tokenizer begins a text, and the text's end ends its reply.
 
         Args:
-            ends: as `reply_ends` gives them.
+            folder: of the checkpoint, whose server ends replies.
 
         Raises:
             ValueError: the template has no such parts, or there is no token that ends a text.
         """
+        ends = reply_ends(folder, tokenizer)
         if not tokenizer.chat_template:
             if tokenizer.eos_token_id is None:
                 raise ValueError(

@@ -23,7 +23,6 @@ from sglang_ascend.training.generation.conversation import (
     USER,
     ChatTokens,
     Conversation,
-    reply_ends,
 )
 from sglang_ascend.training.generation.outputs import sample
 from sglang_ascend.training.generation.prompts import (
@@ -71,7 +70,7 @@ class Generator:
 
         self.config = config
         self.tokenizer = AutoTokenizer.from_pretrained(target.folder)
-        self.chat = ChatTokens.of(self.tokenizer, reply_ends(target.folder, self.tokenizer))
+        self.chat = ChatTokens.of(target.folder, self.tokenizer)
         seed = config.seed * 100_000 + start  # `start`: shards already there
         self.rng = random.Random(seed)
         torch.manual_seed(seed)
