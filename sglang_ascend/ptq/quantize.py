@@ -111,8 +111,9 @@ class Quantization:
                 f"recipe {shown(recipe.name)} matches no linear of {shown(folder)}; write its "
                 "include as globs of names such as model.layers.0.self_attn.o_proj"
             )
-        head = [self.head_scheme] if self.head_scheme else []
-        refuse_unwritable([*asked, *head], self.layers.weights.checkpoint)
+        held = [*asked, *([self.head_scheme] if self.head_scheme else [])]
+        self.layout = layout_of(held)
+        refuse_unwritable(held, self.layout, self.layers.weights.checkpoint)
 
     def _schemes_of(self, number: int) -> dict[str, QConfig]:
         """By the names that the linears have inside their layer."""
@@ -290,9 +291,7 @@ class Quantization:
         whole = partial.folder / "whole"
         shutil.rmtree(whole, ignore_errors=True)
         source = quantized_view(self.layers.weights.checkpoint, partial.modules())
-        schemes = [scheme for schemes in self.schemes for scheme in schemes.values()]
-        layout = layout_of([scheme for scheme in (*schemes, self.head_scheme) if scheme])
-        convert(source, whole, make_writer(layout, source.layout))
+        convert(source, whole, make_writer(self.layout, source.layout))
         if self.recipe.smoothing is not None:
             shutil.copytree(partial.folder / side_file.FOLDER, whole / side_file.FOLDER)
         write_side_file(whole, self.record)

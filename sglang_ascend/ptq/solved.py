@@ -15,20 +15,19 @@ from sglang_ascend.ptq.calibration import quantize_linear
 from sglang_ascend.ptq.progress import read_weight
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts import Layout, Scheme
-from sglang_ascend.quantization.qconfig import QConfig, layout_of
+from sglang_ascend.quantization.qconfig import QConfig
 from sglang_ascend.quantization.weight import HEAD, QuantizedWeight
 from sglang_ascend.quantization.writers import make_writer
 
 
-def refuse_unwritable(schemes: Iterable[QConfig], source: Checkpoint) -> None:
-    """Before hours of work: files of these schemes have to hold their weights.
+def refuse_unwritable(schemes: Iterable[QConfig], layout: str, source: Checkpoint) -> None:
+    """Before hours of work: files of `layout` have to hold weights of these schemes.
 
     Raises:
-        CheckpointError: the layout of all of them has no such weight as one has.
+        CheckpointError: it has no such weight as one of them has.
     """
-    distinct = list(dict.fromkeys(schemes))
-    writer, random = make_writer(layout_of(distinct), source.layout), torch.Generator()
-    for scheme in distinct:
+    writer, random = make_writer(layout, source.layout), torch.Generator()
+    for scheme in dict.fromkeys(schemes):
         spec = scheme.weight
         group = {"per_group": spec.ext.group_size, "per_block": spec.ext.block_size}
         sizes = group.get(spec.scope, 1), spec.number_format.group_size or 1
