@@ -17,7 +17,7 @@ from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.values import refuse_not_finite
 from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear, walked
 from sglang_ascend.ptq.folding import side_file
-from sglang_ascend.ptq.folding.smooth import folded, smoothings, widths
+from sglang_ascend.ptq.folding.smooth import admitted, folded, smoothings
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.mixture.sets import OWN_ONLY, Mixture
 from sglang_ascend.ptq.progress import Partial
@@ -164,8 +164,8 @@ class Quantization:
         if self.searches and not (place / side_file.FOUND).exists():
             found = smoothings(self.layers, self.schemes, rule, self._text(partial), progress)
         else:
-            sizes = widths(self.layers, self.schemes, rule)
-            found = side_file.read(source, sizes, model, words)
+            pairs = admitted(self.layers, self.schemes, rule)
+            found = side_file.read(source, pairs, model, words)
         if not (place / side_file.FOUND).exists():
             side_file.write(place, found, model, words)
         return {name: one.scale for name, one in found.items()}

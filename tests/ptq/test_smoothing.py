@@ -17,7 +17,13 @@ from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts.ours import sha256
-from sglang_ascend.quantization.recipe import Recipe, RecipeError, parse_recipe, read_recipe
+from sglang_ascend.quantization.recipe import (
+    BUILT_IN,
+    Recipe,
+    RecipeError,
+    parse_recipe,
+    read_recipe,
+)
 from sglang_ascend.quantization.transforms.smoothing import search, smoothing_scale
 from sglang_ascend.training.export import export
 from sglang_ascend.training.targets.families import Target
@@ -241,6 +247,40 @@ def test_a_damaged_side_file_is_refused_in_a_sentence_and_nothing_is_written(
     refused(tmp_path / "other", "is of another model")
     with pytest.raises(ValueError, match="smooths nothing; leave out --smoothing"):
         Quantization(nano, read_recipe("w8a8"), tmp_path / "out", smoothing=smoothed)
+
+
+def leaving_float(glob: str) -> Recipe:
+    text = (BUILT_IN / "w8a8-flex.yaml").read_text(encoding="utf-8")
+    return parse_recipe(text.replace('"*kv_b_proj"', f'"*kv_b_proj", "{glob}"'), glob)
+
+
+@pytest.mark.parametrize(
+    "module",
+    ["model.layers.0.mlp.up_proj", "model.layers.0.self_attn.kv_a_proj_with_mqa"],
+    ids=["what makes the inputs", "what reads them beside a quantized linear"],
+)
+def test_scales_that_would_round_a_matrix_which_stays_float_are_refused(
+    nano, smoothed, tmp_path, module
+):
+    """Folded, bfloat16 no longer holds the matrix. Its own search finds scales that leave it exact,
+    which the recipe that quantizes the matrix takes too."""
+    recipe, out = leaving_float(module), tmp_path / "out"
+    with pytest.raises(CheckpointError, match=f"round {module}, .* leave out --smoothing") as error:
+        Quantization(nano, recipe, out, smoothing=smoothed).run()
+    assert "\n" not in str(error.value)
+    assert list((tmp_path / "out.partial").iterdir()) == [tmp_path / "out.partial" / "task.json"]
+    layers = Layers(Target.open(nano), Weights(nano))
+    schemes = schemes_of(layers, layers.num_layers + 1, recipe)
+    scales = load_file(smoothed / side_file.FOLDER / side_file.SCALES)
+    matrix = folded(layers, schemes, recipe.smoothing, scales).tensor(f"{module}.weight")
+    assert not torch.equal(matrix.bfloat16().float(), matrix.float())
+
+    shutil.rmtree(tmp_path / "out.partial")
+    Quantization(nano, recipe, out, num_texts=2).run()
+    assert Checkpoint.open(out).tensor(f"{module}.weight").dtype == torch.bfloat16
+    for again in (recipe, FLEX):
+        Quantization(nano, again, tmp_path / f"by {again.name}", smoothing=out).run()
+    assert weights_of(tmp_path / f"by {recipe.name}") == weights_of(out)
 
 
 def test_a_recipe_takes_modelslims_words_and_refuses_others():

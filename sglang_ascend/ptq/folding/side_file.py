@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,20 @@ from sglang_ascend.quantization.transforms.smoothing import Smoothing
 FOLDER = "optional"
 SCALES, FOUND = "flex_smooth.safetensors", "flex_smooth.json"
 VERSION = 1
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """Which scales of a pair may be folded.
+
+    Attributes:
+        width: how many they are.
+        floats: the matrices that they scale and a recipe leaves float. Powers of two alone leave
+            these exact.
+    """
+
+    width: int
+    floats: tuple[str, ...]
 
 
 def model_hashes(folder: Path) -> dict[str, str]:
@@ -56,16 +71,17 @@ def write(
 
 
 def read(
-    folder: Path, widths: Mapping[str, int], model: Mapping[str, str], process: Any
+    folder: Path, admitted: Mapping[str, Admitted], model: Mapping[str, str], process: Any
 ) -> dict[str, Smoothing]:
     """What `write` wrote into `folder`.
 
     Args:
-        widths: of the scales that may be there, by pair.
+        admitted: the scales that may be there, by pair.
         model, process: as they must be.
 
     Raises:
-        CheckpointError: files that are missing, damaged, of another model or of another recipe.
+        CheckpointError: files that are missing, damaged, of another model or of another recipe, or
+            scales that would round a matrix which stays float.
     """
     content = read_json_object(folder / FOUND)
     described = content.get("pairs")
@@ -84,18 +100,27 @@ def read(
         raise _damaged(folder, f"cannot be read ({error})") from None
     if scales.keys() != described.keys():
         raise _damaged(folder, f"and {FOUND} name other pairs")
-    return {name: _read_one(folder, name, described[name], scales[name], widths) for name in scales}
+    return {
+        name: _read_one(folder, name, described[name], scales[name], admitted) for name in scales
+    }
 
 
 def _read_one(
-    folder: Path, name: str, described: Any, scale: Tensor, widths: Mapping[str, int]
+    folder: Path, name: str, described: Any, scale: Tensor, admitted: Mapping[str, Admitted]
 ) -> Smoothing:
-    if widths.get(name) is None:
-        raise _damaged(folder, f"has {shown(name)}, which is no pair of this model")
-    if scale.dtype != torch.float32 or scale.shape != (widths[name],):
-        raise _damaged(folder, f"has {shown(name)} of {list(scale.shape)}, not {[widths[name]]}")
+    pair = admitted.get(name)
+    if pair is None:
+        raise _damaged(folder, f"has {shown(name)}, which is no pair that this recipe smooths")
+    if scale.dtype != torch.float32 or scale.shape != (pair.width,):
+        raise _damaged(folder, f"has {shown(name)} of {list(scale.shape)}, not {[pair.width]}")
     if not bool((scale.isfinite() & (scale > 0)).all()):
         raise _damaged(folder, f"has {shown(name)} that is not finite and above 0")
+    if pair.floats and bool((torch.frexp(scale).mantissa != 0.5).any()):
+        raise CheckpointError(
+            f"{shown(folder / SCALES)} has {shown(name)} in other than powers of two, which would "
+            f"round {shown(pair.floats[0])}, which this recipe leaves float; leave out --smoothing "
+            "to search its scales, or quantize that linear as the recipe of those scales does"
+        )
     try:
         return Smoothing(scale, *(float(described[word]) for word in ("alpha", "beta", "loss")))
     except (TypeError, KeyError, ValueError):

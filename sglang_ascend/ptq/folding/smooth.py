@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from sglang_ascend.ptq.calibration import Inputs, input_rule, walked
 from sglang_ascend.ptq.folding.folded import FoldedCheckpoint
 from sglang_ascend.ptq.folding.pairs import Pair, pairs
+from sglang_ascend.ptq.folding.side_file import Admitted
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.product import rounded_inputs
@@ -80,23 +81,29 @@ def _searched(
         groups=pair.rows,
         alpha=rule.alpha,
         beta=rule.beta,
-        exact=_is_exact(pair, schemes),
+        exact=bool(_float_matrices(pair, schemes)),
         largest=rows.abs().amax(0),
     )
 
 
-def _is_exact(pair: Pair, schemes: Collection[str]) -> bool:
-    """Whether a matrix that stays float is scaled, so that scales must not round it."""
+def _float_matrices(pair: Pair, schemes: Collection[str]) -> list[str]:
+    """The scaled matrices that stay float: scales that are no powers of two would round them."""
     matrices = [*pair.readers, *([pair.router] if pair.router else [])]
     if pair.kind != "norm-linear":
         matrices.append(pair.producer)
-    return any(name not in schemes for name in matrices)
+    return [name for name in matrices if name not in schemes]
 
 
-def widths(layers: Layers, schemes: Schemes, rule: FlexSmooth) -> dict[str, int]:
-    """Of the scales of every pair, by its full name."""
-    wanted = smoothed_pairs(layers, schemes, rule)
-    return {layers.prefix(n) + pair.name: len(pair.rows) for n, of in wanted.items() for pair in of}
+def admitted(layers: Layers, schemes: Schemes, rule: FlexSmooth) -> dict[str, Admitted]:
+    """By the full name of every pair, which saved scales may be folded."""
+    return {
+        layers.prefix(number) + pair.name: Admitted(
+            len(pair.rows),
+            tuple(layers.prefix(number) + n for n in _float_matrices(pair, schemes[number])),
+        )
+        for number, of in smoothed_pairs(layers, schemes, rule).items()
+        for pair in of
+    }
 
 
 def folded(
