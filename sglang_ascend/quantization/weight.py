@@ -223,6 +223,18 @@ def dense(weight: Tensor | QuantizedWeight) -> Tensor:
     return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
 
 
+def joined(parts: Sequence[Tensor | QuantizedWeight]) -> Tensor | QuantizedWeight:
+    """One weight of all outputs of `parts`, in order; float where one of them is.
+
+    Raises:
+        ValueError: as `concatenate`.
+    """
+    quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
+    if len(quantized) < len(parts):
+        return torch.cat([dense(part) for part in parts])
+    return concatenate(quantized) if len(quantized) > 1 else quantized[0]
+
+
 def concatenate(weights: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """One weight of all outputs of `weights`, in order, as a fused projection has them.
 

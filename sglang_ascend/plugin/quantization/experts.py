@@ -14,7 +14,7 @@ from sglang_ascend.ops import layers
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.quantization.linear import slice_of_rank
 from sglang_ascend.quantization.product import GroupedProduct, prepare_grouped
-from sglang_ascend.quantization.weight import QuantizedWeight, concatenate, dense
+from sglang_ascend.quantization.weight import QuantizedWeight, joined
 
 GATE, DOWN, UP = "w1", "w2", "w3"
 
@@ -86,7 +86,7 @@ class QuantizedExperts(FusedMoEMethodBase):
         device: torch.device = layer.w13_weight.device  # pyright: ignore
         dtype: torch.dtype = layer.w13_weight.dtype  # pyright: ignore
         needs_body = device_profile().captures_step
-        gate_up = [_joined(part(e, GATE), part(e, UP)) for e in experts]
+        gate_up = [joined([part(e, GATE), part(e, UP)]) for e in experts]
         self.gate_up = prepare_grouped(gate_up, dtype, needs_body=needs_body)
         down = [part(e, DOWN) for e in experts]
         self.down = prepare_grouped(down, dtype, needs_body=needs_body)
@@ -106,11 +106,3 @@ class QuantizedExperts(FusedMoEMethodBase):
         """Of rows grouped by expert, ``counts[i]`` of expert i."""
         assert self.gate_up is not None and self.down is not None
         return self.down(layers.swiglu(self.gate_up(rows, counts)), counts)
-
-
-def _joined(
-    gate: torch.Tensor | QuantizedWeight, up: torch.Tensor | QuantizedWeight
-) -> torch.Tensor | QuantizedWeight:
-    if isinstance(gate, QuantizedWeight) and isinstance(up, QuantizedWeight):
-        return concatenate([gate, up])
-    return torch.cat([dense(gate), dense(up)])

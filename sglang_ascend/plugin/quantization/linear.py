@@ -13,7 +13,7 @@ from sglang_ascend.plugin.cpu.layers import PreparedLinear
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.quantization.product import prepare
 from sglang_ascend.quantization.rows import from_rows
-from sglang_ascend.quantization.weight import QuantizedWeight, concatenate, dense
+from sglang_ascend.quantization.weight import QuantizedWeight, joined
 
 Shard = int | str | None
 _QKV = {"q": 0, "k": 1, "v": 2}
@@ -54,23 +54,18 @@ class QuantizedLinear(LinearMethodBase):
             return  # an update of other layers
         parts = self._parts(layer)
         self.collected = {}
-        floats = [part for part in parts if isinstance(part, torch.Tensor)]
-        quantized = [part for part in parts if isinstance(part, QuantizedWeight)]
-        if not floats:
-            self.product = prepare(
-                concatenate(quantized) if len(quantized) > 1 else quantized[0],
-                self.dtype,
-                needs_body=device_profile().captures_step,
-            )
+        whole = joined(parts)
+        if isinstance(whole, QuantizedWeight):
+            needs_body = device_profile().captures_step
+            self.product = prepare(whole, self.dtype, needs_body=needs_body)
             # It may have been float.
-            self._give_weight(layer, self._no_weight(quantized[0].codes.device))
+            self._give_weight(layer, self._no_weight(whole.codes.device))
             return
-        if quantized:
+        if any(isinstance(part, QuantizedWeight) for part in parts):
             logger.warning(
                 "%s joins float and quantized weights; it is multiplied as float.", self.prefix
             )
-        values = [dense(part).to(self.dtype) for part in parts]
-        self._give_weight(layer, torch.cat(values))
+        self._give_weight(layer, whole.to(self.dtype))
         floats_method = PreparedLinear()
         self.product = lambda x, bias: floats_method.apply(layer, x, bias)
 
