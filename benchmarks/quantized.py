@@ -24,7 +24,7 @@ from sglang_ascend.bench.figures.ratios import spread
 from sglang_ascend.models.catalog import model_path
 from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization.checkpoint import Checkpoint
-from sglang_ascend.quantization.product import is_decoded, prepared_bytes
+from sglang_ascend.quantization.product import held, is_decoded
 from sglang_ascend.quantization.recipe import read_recipe
 
 PARTS = Path(__file__).parent / "server_parts"
@@ -35,13 +35,13 @@ BFLOAT16_BYTES = 2
 
 def resident_share(folder: Path) -> float:
     """Bytes that serving prepares of the quantized linears, over those of bfloat16."""
-    checkpoint, held, floats = Checkpoint.open(folder), 0, 0
+    checkpoint, kept, floats = Checkpoint.open(folder), 0, 0
     for module in checkpoint.schemes:
         if not is_decoded(module):
             weight = checkpoint.weight(module)
-            held += prepared_bytes(weight)
+            kept += held(weight).num_bytes
             floats += BFLOAT16_BYTES * weight.codes.numel()
-    return held / floats
+    return kept / floats
 
 
 def loading(folder: Path, path: Path) -> dict[str, float]:

@@ -1,9 +1,13 @@
-"""Which operator of `ops/quantized` multiplies with a quantized weight, or one per group."""
+"""Which operator of `ops/quantized` multiplies with a quantized weight, or one per group.
+
+On the meta device a weight has the operators of an NPU, and what they hold has shapes only.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,9 +16,11 @@ from torch import Tensor
 from sglang_ascend.ops import experts
 from sglang_ascend.ops import quantized as ops
 from sglang_ascend.ops.dispatch import REFERENCE, Op
+from sglang_ascend.ops.quantized.weights import PreparedCodes
+from sglang_ascend.quantization.emulated import emulated, is_emulated, rounded_inputs
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
 from sglang_ascend.quantization.transforms.rotation import rotated
-from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight, dense
+from sglang_ascend.quantization.weight import InputKind, QuantizedWeight, dense
 
 # Modules that SGLang's models multiply with themselves: MLA absorbs kv_b_proj into its queries, and
 # the others are no linear layers of SGLang's. Their weights are decoded when they are read.
@@ -29,6 +35,19 @@ GroupedProduct = Callable[[Tensor, Tensor], Tensor]
 AS_FLOATS = "decoded to float"
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a server keeps of quantized weights; as floats it keeps their values."""
+
+    num_bytes: int
+    is_float: bool
+
+    @classmethod
+    def of(cls, kept: Tensor | PreparedCodes) -> Held:
+        is_float = isinstance(kept, Tensor)
+        return cls(kept.nbytes if is_float else kept.num_bytes, is_float)
 
 
 def is_decoded(module: str) -> bool:
@@ -49,19 +68,39 @@ def prepare(
     Raises:
         ValueError: no operator has this combination of weight and input.
     """
-    if _is_emulated(weight):
-        return _emulated(weight, dtype)
+    product, kept = _prepared(weight, dtype, needs_body)
+    _say_decoded(weight, kept)
+    return product
+
+
+def held(
+    weight: QuantizedWeight, dtype: torch.dtype | None = None, *, needs_body: bool = False
+) -> Held:
+    """What `prepare` keeps of `weight`.
+
+    Raises:
+        ValueError: as `prepare`.
+    """
+    return Held.of(_prepared(weight, dtype, needs_body)[1])
+
+
+def _prepared(
+    weight: QuantizedWeight, dtype: torch.dtype | None, needs_body: bool
+) -> tuple[Product, Tensor | PreparedCodes]:
+    """The product, and all that it keeps."""
+    if is_emulated(weight):
+        return emulated(weight, dtype)
     weight = _by_rows(weight)
     operator, _, prepared = _operators(weight, weight.codes, weight.scale, weight.zero, dtype)
     x = weight.codes.new_empty(1, weight.shape[1], dtype=dtype)
     if needs_body and not _has_body(operator, x, prepared):
-        dense = _decoded(weight).to(x.dtype)
-        return lambda x, bias=None: torch.nn.functional.linear(x, dense, bias)
+        values = weight.dequantize().to(x.dtype)
+        return lambda x, bias=None: torch.nn.functional.linear(x, values, bias), values
     if weight.bias is not None:
-        return lambda x, bias=None: operator(x, prepared, None)
+        return lambda x, bias=None: operator(x, prepared, None), prepared
     if weight.input_rule.rotated:
-        return lambda x, bias=None: operator(rotated(x), prepared, bias)
-    return lambda x, bias=None: operator(x, prepared, bias)
+        return lambda x, bias=None: operator(rotated(x), prepared, bias), prepared
+    return lambda x, bias=None: operator(x, prepared, bias), prepared
 
 
 def prepare_grouped(
@@ -77,15 +116,37 @@ def prepare_grouped(
     Raises:
         ValueError: quantized weights that differ in their form, or that no operator multiplies.
     """
+    product, kept = _prepared_grouped(weights, dtype, needs_body)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if len(quantized) == len(weights):
+        _say_decoded(quantized[0], kept)
+    return product
+
+
+def held_grouped(
+    weights: Sequence[QuantizedWeight | Tensor], dtype: torch.dtype, *, needs_body: bool = False
+) -> Held:
+    """What `prepare_grouped` keeps of `weights`.
+
+    Raises:
+        ValueError: as `prepare_grouped`.
+    """
+    return Held.of(_prepared_grouped(weights, dtype, needs_body)[1])
+
+
+def _prepared_grouped(
+    weights: Sequence[QuantizedWeight | Tensor], dtype: torch.dtype, needs_body: bool
+) -> tuple[GroupedProduct, Tensor | PreparedCodes]:
     quantized = [_by_rows(weight) for weight in weights if isinstance(weight, QuantizedWeight)]
     if len(quantized) < len(weights):
         return _of_floats(weights, dtype)
     first = quantized[0]
     if len({(w.block, w.input_rule, w.number_format) for w in quantized}) > 1:
         raise ValueError("experts of one layer are quantized in several ways: quantize them alike.")
-    if _is_emulated(first):
-        product = _of_floats([weight.factor() for weight in quantized], dtype)
-        return lambda rows, counts: product(rounded_inputs(rows, first.input_rule), counts)
+    if is_emulated(first):
+        product, kept = _of_floats([weight.factor() for weight in quantized], dtype)
+        rule = first.input_rule
+        return lambda rows, counts: product(rounded_inputs(rows, rule), counts), kept
     for weight in quantized:
         _check_grouped(weight)
     codes = torch.stack([weight.codes for weight in quantized])
@@ -97,18 +158,10 @@ def prepare_grouped(
     _, operator, prepared = _operators(first, codes, scale, zero, dtype)
     x, counts = codes.new_empty(1, codes.shape[2], dtype=dtype), codes.new_empty(len(codes))
     if needs_body and not _has_body(operator, x, prepared, counts):
-        return _of_floats([_decoded(weight) for weight in quantized], dtype)
+        return _of_floats([weight.dequantize() for weight in quantized], dtype)
     if first.input_rule.rotated:
-        return lambda rows, counts: operator(rotated(rows), prepared, counts)
-    return lambda rows, counts: operator(rows, prepared, counts)
-
-
-def prepared_bytes(weight: QuantizedWeight) -> int:
-    """What `prepare` keeps of `weight`."""
-    if _is_emulated(weight):
-        return 4 * weight.codes.numel()
-    weight = _by_rows(weight)
-    return _operators(weight, weight.codes, weight.scale, weight.zero, None)[2].num_bytes
+        return lambda rows, counts: operator(rotated(rows), prepared, counts), prepared
+    return lambda rows, counts: operator(rows, prepared, counts), prepared
 
 
 def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
@@ -117,7 +170,7 @@ def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
     Raises:
         ValueError: no operator has this combination of weight and input.
     """
-    if _is_emulated(weight):
+    if is_emulated(weight):
         return AS_FLOATS
     weight = _by_rows(weight)
     x = torch.zeros(1, weight.shape[1], dtype=torch.float32)
@@ -134,66 +187,32 @@ def cpu_body(weight: QuantizedWeight, is_expert: bool) -> str:
     return operator.body_of(*call).name
 
 
-def _is_emulated(weight: QuantizedWeight) -> bool:
-    """Whether no operator here has the arithmetic of its formats, so that floats are multiplied."""
-    rule, form = weight.input_rule, weight.number_format
-    if not form.is_integer and form is not FP8_E4M3:
-        return True
-    if rule.kind != InputKind.PER_TOKEN or rule.number_format is FP8_E4M3:
-        return False
-    return rule.number_format is not INT8 or rule.group_size is not None
-
-
-def _emulated(weight: QuantizedWeight, dtype: torch.dtype | None) -> Product:
-    """The values themselves, multiplied as floats; inputs are rounded by the definition."""
-    rule, values = weight.input_rule, weight.factor()
-    values = values if dtype is None else values.to(dtype)
-
-    def product(x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return torch.nn.functional.linear(rounded_inputs(x, rule).to(values.dtype), values, bias)
-
-    return product
-
-
-def rounded_inputs(x: Tensor, rule: InputRule) -> Tensor:
-    """`x`, rotated if `rule` says so, at the nearest of its numbers; each group of columns of a row
-    has its own scale, unless the rule has one for all."""
-    if rule.kind == InputKind.NONE:
-        return x
-    form, columns = rule.number_format, x.shape[-1]
-    if rule.scale is not None and rule.offset is not None:
-        codes = form.encode(x.float() / rule.scale + rule.offset)
-        return ((form.decode(codes) - rule.offset) * rule.scale).to(x.dtype)
-    x = rotated(x) if rule.rotated else x
-    width = rule.group_size or columns
-    groups = torch.nn.functional.pad(x.float(), (0, -columns % width)).unflatten(-1, (-1, width))
-    scale = form.scale(groups.abs().amax(-1))[..., None]
-    held = form.decode(form.encode(groups / scale)) * scale
-    return held.flatten(-2)[..., :columns].to(x.dtype)
-
-
 def _check_grouped(weight: QuantizedWeight) -> None:
     """Groups have neither columns in an order of their own nor static inputs."""
     if weight.group_index is not None or weight.input_rule.kind == InputKind.STATIC:
         raise _no_operator(weight)
 
 
-def _of_floats(weights: Sequence[QuantizedWeight | Tensor], dtype: torch.dtype) -> GroupedProduct:
+def _of_floats(
+    weights: Sequence[QuantizedWeight | Tensor], dtype: torch.dtype
+) -> tuple[GroupedProduct, Tensor]:
     matrices = torch.stack([dense(weight).to(dtype).T for weight in weights])
-    return lambda rows, counts: experts.grouped_matmul(rows, matrices, counts)
+    return lambda rows, counts: experts.grouped_matmul(rows, matrices, counts), matrices
 
 
 def _has_body(operator: Op, x: Tensor, *args: Any) -> bool:
     return operator.body_of(x, *args).name != REFERENCE
 
 
-def _decoded(weight: QuantizedWeight) -> Tensor:
-    logger.warning(
-        "%s weights in blocks of %s are multiplied as floats: this device has no product of them.",
-        weight.number_format.name,
-        weight.block,
-    )
-    return weight.dequantize()
+def _say_decoded(weight: QuantizedWeight, kept: Tensor | PreparedCodes) -> None:
+    """Of formats that have a product, where this device has none of this form."""
+    if isinstance(kept, Tensor) and not is_emulated(weight):
+        logger.warning(
+            "%s weights in blocks of %s are multiplied as floats: this device has no product of "
+            "them.",
+            weight.number_format.name,
+            weight.block,
+        )
 
 
 def _by_rows(weight: QuantizedWeight) -> QuantizedWeight:
@@ -247,9 +266,11 @@ def _static_fold(weight: QuantizedWeight) -> dict[str, Tensor]:
     input_scale, offset = weight.scale.new_tensor([[rule.scale], [rule.offset]])
     deq_scale = weight.scale * input_scale
     bias = torch.zeros_like(deq_scale[:, 0]) if weight.bias is None else weight.bias
-    # In float64, which not every device has.
-    units = weight.codes.sum(1, dtype=torch.int64).cpu() * offset.cpu().double()
-    quant_bias = (bias.cpu().double() / deq_scale[:, 0].cpu() - units).round().to(torch.int32)
+    sums = weight.codes.sum(1, dtype=torch.int64)
+    if not sums.is_meta:  # float64 is not on every device
+        sums, bias = sums.cpu(), bias.cpu()
+    units, step = sums.double() * (rule.offset or 0.0), deq_scale[:, 0].to(sums.device)
+    quant_bias = (bias.double() / step - units).round().to(torch.int32)
     return {
         "scale": deq_scale,
         "input_scale": input_scale,

@@ -15,7 +15,8 @@ from sglang_ascend.verify.operators.calls import load_operators
 
 ROOT = Path(__file__).parents[2]
 # SGLang's own worker and attention serve CUDA: a body for it is a benchmark's.
-SERVED = {"cpu", "npu"}
+# On the meta device `plan-memory` counts what the bodies of an NPU would hold.
+SERVED = {"cpu", "npu", "meta"}
 
 load_operators()
 Modules = Mapping[str, ast.Module]

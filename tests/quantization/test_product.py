@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from sglang_ascend.ops.quantized import probe
+from sglang_ascend.quantization.emulated import rounded_inputs
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
-from sglang_ascend.quantization.product import prepare, rounded_inputs
+from sglang_ascend.quantization.product import prepare
 from sglang_ascend.quantization.solve import Grid, rtn
 from sglang_ascend.quantization.weight import PER_TOKEN, WEIGHT_ONLY, InputKind, InputRule
 

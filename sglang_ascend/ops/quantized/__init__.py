@@ -1,6 +1,8 @@
 """Linear layers over quantized weights, prepared once: integer, weight-only, E4M3 in blocks."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from sglang_ascend.ops.dispatch import (
     Implementation,
@@ -30,6 +32,13 @@ _CPU = frozenset({"cpu"})
 NUMBA_DECODED = "sglang_ascend.ops.quantized.numba_decoded"
 
 
+def _register_npu(op: Op, function: Callable[..., Any], accepts: Callable[..., bool]) -> None:
+    """On an NPU, and on the meta device: a weight that is prepared there has an NPU's tensors, so
+    that what one would hold is known without one."""
+    op.register(npu_body(function, accepts=accepts))
+    op.register(Implementation("shapes of an NPU", function, frozenset({"meta"}), accepts=accepts))
+
+
 def _numba_integers(name: str) -> Implementation:
     """Where the probe chose Numba's products."""
     is_chosen = partial(probe.is_chosen, "numba")
@@ -45,30 +54,26 @@ def _fbgemm(name: str, accepts: str) -> Implementation:
 
 
 prepare_integer = Op("quantized.prepare_integer", integer.prepare_integer)
-prepare_integer.register(npu_body(npu.prepare_integer, accepts=npu.accepts_integer_codes))
+_register_npu(prepare_integer, npu.prepare_integer, npu.accepts_integer_codes)
 prepare_integer.register(_numba_integers("prepare_integer"))
 prepare_integer.register(_fbgemm("prepare_integer", "accepts_codes"))
 integer_linear = Op("quantized.integer_linear", integer.integer_linear)
-integer_linear.register(npu_body(npu.integer_linear, accepts=npu.accepts_integer))
+_register_npu(integer_linear, npu.integer_linear, npu.accepts_integer)
 integer_linear.register(_numba_integers("integer_linear"))
 integer_linear.register(_fbgemm("integer_linear", "accepts_rows"))
 grouped_integer_linear = Op("quantized.grouped_integer_linear", integer.grouped_integer_linear)
-grouped_integer_linear.register(npu_body(npu.grouped_integer_linear, accepts=npu.accepts_groups))
+_register_npu(grouped_integer_linear, npu.grouped_integer_linear, npu.accepts_groups)
 grouped_integer_linear.register(_numba_integers("grouped_integer_linear"))
 
 prepare_weight_only = Op("quantized.prepare_weight_only", weight_only.prepare_weight_only)
-prepare_weight_only.register(
-    npu_body(npu.prepare_weight_only, accepts=npu.accepts_weight_only_codes)
-)
+_register_npu(prepare_weight_only, npu.prepare_weight_only, npu.accepts_weight_only_codes)
 weight_only_linear = Op("quantized.weight_only_linear", weight_only.weight_only_linear)
-weight_only_linear.register(npu_body(npu.weight_only_linear, accepts=npu.accepts_weight_only))
+_register_npu(weight_only_linear, npu.weight_only_linear, npu.accepts_weight_only)
 weight_only_linear.register(numba_body(NUMBA_DECODED, "weight_only_linear"))
 grouped_weight_only_linear = Op(
     "quantized.grouped_weight_only_linear", weight_only.grouped_weight_only_linear
 )
-grouped_weight_only_linear.register(
-    npu_body(npu.grouped_weight_only_linear, accepts=npu.accepts_weight_only)
-)
+_register_npu(grouped_weight_only_linear, npu.grouped_weight_only_linear, npu.accepts_weight_only)
 grouped_weight_only_linear.register(numba_body(NUMBA_DECODED, "grouped_weight_only_linear"))
 
 prepare_block_fp8 = Op("quantized.prepare_block_fp8", fp8.prepare_block_fp8)

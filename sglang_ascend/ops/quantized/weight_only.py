@@ -40,7 +40,7 @@ def prepare_weight_only(
     check_codes(codes, bits)
     order = None
     if group_index is None:
-        group_index = torch.arange(width, device=codes.device) // (group_size or width)
+        group_index = torch.arange(width) // (group_size or width)
         check_scale(scale, (*codes.shape[:-1], -(-width // (group_size or width))))
     elif group_index.shape != (width,):
         raise ValueError(f"group_index is {list(group_index.shape)} for {width} columns.")

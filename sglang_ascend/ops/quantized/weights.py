@@ -99,7 +99,8 @@ def check_codes(codes: torch.Tensor, bits: int) -> None:
     if bits not in (4, 8) or codes.dtype != torch.int8 or codes.dim() not in (2, 3):
         raise ValueError(f"codes are int8 of 4 or 8 bits, not {codes.dtype} of {bits}.")
     least = -(2 ** (bits - 1))
-    if codes.numel() and bits < 8 and (codes.min() < least or codes.max() >= -least):
+    has_values = codes.numel() and not codes.is_meta
+    if has_values and bits < 8 and (codes.min() < least or codes.max() >= -least):
         raise ValueError(f"a code is outside of {bits} bits: {least} to {-least - 1}.")
 
 

@@ -17,7 +17,7 @@ from sglang_ascend.ptq.folding.pairs import Pair, pairs
 from sglang_ascend.ptq.folding.side_file import Admitted
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.quantization.checkpoint import Checkpoint
-from sglang_ascend.quantization.product import rounded_inputs
+from sglang_ascend.quantization.emulated import rounded_inputs
 from sglang_ascend.quantization.qconfig import QConfig
 from sglang_ascend.quantization.transforms.process import FlexSmooth
 from sglang_ascend.quantization.transforms.smoothing import Smoothing, search

@@ -13,6 +13,7 @@ import torch
 from sglang_ascend import ops
 from sglang_ascend.ops import quantized
 from sglang_ascend.ops.dispatch import REFERENCE
+from sglang_ascend.ops.quantized.npu.weights import Matrix
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ROWS, HIDDEN = 32, 1024
@@ -131,9 +132,20 @@ def weight_only_linear(dtype: torch.dtype) -> Arguments:
     return (*rows(dtype)[0], weight), {}
 
 
-def what_was_quantized(weight: Any, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-    """The packed codes are the body's own; what it multiplies them to is compared elsewhere."""
-    return tuple(getattr(weight, n) for n in ("scale", "zero", "starts") if hasattr(weight, n))
+def what_was_quantized(weight: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Scales, zeros and the starts of groups, as the definition has them. The packed codes are the
+    body's own; what it multiplies them to is compared elsewhere."""
+    scale, zero = weight.scale, getattr(weight, "zero", None)
+    if isinstance(weight.packed, Matrix):
+        scale = _by_output(weight.packed.scale)
+        zero = None if weight.packed.offset is None else -_by_output(weight.packed.offset)
+    found = scale, zero, getattr(weight, "starts", None)
+    return [tensor for tensor in found if tensor is not None]
+
+
+def _by_output(values: torch.Tensor) -> torch.Tensor:
+    """[(groups,) out] -> [out, groups]"""
+    return values.view(-1, values.shape[-1]).T
 
 
 KV_LENS = torch.tensor([4, 129, 300, 511])
