@@ -38,7 +38,7 @@ def head(request):
     scale = torch.rand(VOCAB_SIZE, 1, generator=generator) + 0.5
     quantized = QuantizedWeight(codes, scale, None, (1, WIDTH), INT8)
     module.quant_method = QuantizedHead("lm_head")
-    module.quant_method.dtype = torch.float32
+    module.quant_method.dtype, module.quant_method.device = torch.float32, codes.device
     module.quant_method._serve(quantized)
     return module, quantized.dequantize().double()
 

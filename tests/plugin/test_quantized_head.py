@@ -65,6 +65,26 @@ def test_a_draft_vocabulary_has_its_own_rows_and_scales(weight):
     assert_close(logits(cut, hidden), expected, rtol=1e-5, atol=1e-4)
 
 
+def test_a_device_holds_the_product_alone(weight, monkeypatch):
+    """The rows that heads are cut out of stay on the host."""
+    from sglang_ascend.plugin.quantization import head as module
+
+    prepared = []
+    monkeypatch.setattr(module, "prepare", lambda weight, *_, **__: prepared.append(weight))
+    head, layer = module.QuantizedHead("lm_head"), layer_of(0, VOCABULARY, VOCABULARY)
+    layer.weight, head.dtype = layer.weight.to("meta"), torch.float32
+    head.collect(torch.nn.Parameter(torch.empty(0)), to_rows(weight))
+    head.process_weights_after_loading(layer)
+    token_ids = torch.tensor([1, 4, 10])
+    cut = head.cut(token_ids)
+    assert [(one.shape[0], one.codes.device.type) for one in prepared] == [
+        (11, "meta"),
+        (3, "meta"),
+    ]
+    assert_close(head.rows(token_ids), weight.dequantize()[token_ids])
+    assert_close(cut.rows(torch.arange(3)), weight.dequantize()[token_ids])
+
+
 def test_an_update_may_bring_a_float_head(weight):
     head = head_of(weight, 0, VOCABULARY, VOCABULARY)
     floats = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(3))
