@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,23 +44,25 @@ def plan_memory(
 ) -> None:
     """Say which devices a model fits on, and how many tokens of KV cache are left.
 
-    Counts the tensors that config.json implies, MTP layer included, as SGLang's ranks share them:
-    heads, experts and vocabulary are divided, norms, routers and the projections into the latent
-    space are on every rank. The KV cache is bf16. What activations, graphs and libraries take
-    beside --mem-fraction-static is not counted, and nothing is measured. SGLang's own count leaves
-    out what --speculative-adaptive keeps: give it the tokens as --max-total-tokens.
+    Counts the tensors that config.json implies, MTP layer included: in all as files hold them, on
+    a rank as this package's methods load them on an NPU, and says what is held decoded. Heads,
+    experts and vocabulary are divided, norms, routers and the projections into the latent space are
+    on every rank. The KV cache is bf16. What activations, graphs and libraries take beside
+    --mem-fraction-static is not counted, and nothing is measured. SGLang's own count leaves out
+    what --speculative-adaptive keeps: give it the tokens as --max-total-tokens.
 
     Example: `sglang-ascend plan-memory my-deepseek --ranks 8 --ranks 16`
     """
     from sglang_ascend.checkpoint.config import read_config
     from sglang_ascend.memory.plan import Deployment, plan
+    from sglang_ascend.memory.weights import Weights
 
     with refusals():
         config = read_config(folder)
         plans = [
             plan(
                 config,
-                name,
+                one,
                 Deployment(
                     number,
                     dp_size,
@@ -69,7 +72,7 @@ def plan_memory(
                     speculative_adaptive,
                 ),
             )
-            for name in weights or DEFAULT_WEIGHTS
+            for one in (Weights.of(config, name) for name in weights or DEFAULT_WEIGHTS)
             for number in _fitting(config.size("num_attention_heads"), ranks, dp_size)
         ]
     if as_json:
@@ -95,13 +98,29 @@ def _print(plans: list[Plan], context_length: int) -> None:
         table.add_column(title, justify="right")
     table.add_column(f"requests of {context_length:,}", justify="right")
     for one in plans:
-        left = (f"{one.tokens:,}", f"{one.requests:,}") if one.tokens else ("does not fit", "")
+        left = (f"{one.tokens:,}", f"{one.requests:,}")
+        if not one.tokens:
+            left = ("not served" if one.refused else "does not fit", "")
         table.add_row(
             one.weights,
             f"{one.total_bytes / 1e9:,.1f}",
             str(one.ranks),
-            f"{one.rank_bytes / 2**30:,.1f}",
+            "" if one.refused else f"{one.rank_bytes / 2**30:,.1f}",
             f"{one.token_bytes:,}",
             *left,
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    ranks: dict[tuple[str, str], list[str]] = {}
+    for one in plans:
+        for note in _notes(one):
+            ranks.setdefault((one.weights, note), []).append(str(one.ranks))
+    for (weights, note), numbers in ranks.items():
+        console.print(f"{weights}, ranks {', '.join(numbers)}: {note}", markup=False)
+
+
+def _notes(one: Plan) -> Iterator[str]:
+    for scheme, linears in one.decoded.items():
+        yield f"{scheme} is held decoded, 16 bits a weight, in {', '.join(linears)}."
+    if one.refused:
+        yield f"{one.refused.removesuffix('.')}."

@@ -13,16 +13,10 @@ from torch import Tensor, nn
 
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.quantization.formats import FORMATS
-from sglang_ascend.quantization.qconfig import InputSpec, QConfig
+from sglang_ascend.quantization.qconfig import InputSpec, QConfig, input_rule
 from sglang_ascend.quantization.solve import gptq, hqq, learned_clipping, qoq, rtn
 from sglang_ascend.quantization.transforms.rotation import rotated
-from sglang_ascend.quantization.weight import (
-    PER_TOKEN,
-    WEIGHT_ONLY,
-    InputKind,
-    InputRule,
-    QuantizedWeight,
-)
+from sglang_ascend.quantization.weight import WEIGHT_ONLY, InputKind, InputRule, QuantizedWeight
 from sglang_ascend.training.interface import run_chain
 from sglang_ascend.training.targets.packs import packed
 from sglang_ascend.training.targets.quantized import linears
@@ -183,25 +177,3 @@ def rounding_errors(linear: nn.Linear, seen: Tensor, act: InputSpec) -> Tensor:
 
 def _of_all_experts(name: str) -> str:
     return re.sub(r"\bexperts\.\d+\.", "experts.*.", name)
-
-
-def input_rule(spec: InputSpec | None, seen: Tensor | None) -> InputRule:
-    """What the product does to its input; a static scale spans the range that was seen."""
-    if spec is None:
-        return WEIGHT_ONLY
-    if spec.scope == "per_token" and spec.number_format.is_integer:
-        return replace(PER_TOKEN, number_format=spec.number_format, rotated=spec.ext.rotation)
-    if spec.scope != "per_tensor":
-        own = spec.number_format.group_size
-        group = spec.ext.group_size if spec.scope == "per_group" else own
-        return InputRule(InputKind.PER_TOKEN, FORMATS[spec.dtype], group)
-    if seen is None:
-        raise ValueError("a static input scale needs inputs: raise --calibration-texts")
-    form = FORMATS[spec.dtype]
-    low, high = min(float(seen.min()), 0.0), max(float(seen.max()), 0.0)
-    if spec.symmetric:
-        scale, offset = max(-low, high) / form.maximum, 0.0
-    else:
-        scale = (high - low) / (form.maximum - form.minimum)
-        offset = float(round(form.minimum - low / scale)) if scale else 0.0
-    return InputRule(InputKind.STATIC, form, None, float(torch.tensor(scale or 1.0)), offset)

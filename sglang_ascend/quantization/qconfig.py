@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
 from typing import Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
 
-from sglang_ascend.quantization.formats import FORMATS, NumberFormat
+from sglang_ascend.quantization.formats import FORMATS, INT8, NumberFormat
 from sglang_ascend.quantization.solve import Grid
+from sglang_ascend.quantization.weight import (
+    PER_TOKEN,
+    WEIGHT_ONLY,
+    InputKind,
+    InputRule,
+    QuantizedWeight,
+)
 
 # Formats of inputs that weights of a format go with, beside float ones.
 INPUTS = {
@@ -185,6 +196,25 @@ class QConfig(_Strict):
     def with_float_inputs(self) -> QConfig:
         return QConfig(weight=self.weight)
 
+    def without_values(self, rows: int, columns: int, layout: str) -> QuantizedWeight:
+        """The weight [rows, columns] that files of `layout` give back, on the meta device.
+
+        QoQ's beside int8 inputs is the int8 that it expands to, and ModelSlim's weight-only
+        integers have 8 bits.
+        """
+        rule, grid = input_rule(self.act, torch.zeros(1)), self.weight.grid
+        if self.weight.method == "qoq" and rule != WEIGHT_ONLY:
+            grid = Grid(INT8)
+        form = grid.number_format
+        if layout == "modelslim" and rule == WEIGHT_ONLY and form.is_integer:
+            form = INT8
+        codes = torch.empty(rows, columns, dtype=form.dtype, device="meta")
+        block = grid.block_of(codes)
+        blocks = ceil(rows / block[0]), ceil(columns / block[1])
+        scale = torch.empty(blocks, dtype=torch.float32, device="meta")
+        zero = None if grid.symmetric else scale.int()
+        return QuantizedWeight(codes, scale, zero, block, form, rule)
+
     @property
     def name(self) -> str:
         """Such as W4A8."""
@@ -193,6 +223,28 @@ class QConfig(_Strict):
         kind = {"fp8_e4m3": "FP8 "}.get(form.name, f"{form.name.upper()} ")
         turned = " rotated" if self.act is not None and self.act.ext.rotation else ""
         return f"{'' if form.is_integer else kind}W{form.bits}A{inputs}{turned}"
+
+
+def input_rule(spec: InputSpec | None, seen: Tensor | None) -> InputRule:
+    """What the product does to its input; a static scale spans the range that was seen."""
+    if spec is None:
+        return WEIGHT_ONLY
+    if spec.scope == "per_token" and spec.number_format.is_integer:
+        return replace(PER_TOKEN, number_format=spec.number_format, rotated=spec.ext.rotation)
+    if spec.scope != "per_tensor":
+        own = spec.number_format.group_size
+        group = spec.ext.group_size if spec.scope == "per_group" else own
+        return InputRule(InputKind.PER_TOKEN, FORMATS[spec.dtype], group)
+    if seen is None:
+        raise ValueError("a static input scale needs inputs: raise --calibration-texts")
+    form = FORMATS[spec.dtype]
+    low, high = min(float(seen.min()), 0.0), max(float(seen.max()), 0.0)
+    if spec.symmetric:
+        scale, offset = max(-low, high) / form.maximum, 0.0
+    else:
+        scale = (high - low) / (form.maximum - form.minimum)
+        offset = float(round(form.minimum - low / scale)) if scale else 0.0
+    return InputRule(InputKind.STATIC, form, None, float(torch.tensor(scale or 1.0)), offset)
 
 
 def layout_of(schemes: Sequence[QConfig]) -> str:

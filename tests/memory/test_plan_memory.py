@@ -1,83 +1,83 @@
-"""`plan-memory` counts the bytes that files hold, and shares them as SGLang's ranks do."""
+"""`plan-memory` counts the bytes of files in all, and on a rank those of the weights that a server
+on an NPU has loaded (`npu_emulation/test_held_bytes.py` compares them with such servers)."""
 
+import importlib.util
 import json
+import re
 from math import prod
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
+from memory.planned import PUBLISHED, config_of, folder_of, of, planned
 from typer.testing import CliRunner
 
 from sglang_ascend.checkpoint.config import ModelConfig, read_config
 from sglang_ascend.checkpoint.families import find_family
 from sglang_ascend.cli import app
-from sglang_ascend.memory.plan import Deployment, Share, plan, share_of, tensors
+from sglang_ascend.memory.plan import Deployment
+from sglang_ascend.memory.weights import FUSED, Share, share_of, tensors
 from sglang_ascend.models import catalog
-from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization.checkpoint import Checkpoint
-from sglang_ascend.quantization.recipe import read_recipe
 from sglang_ascend.speculative.skipped import SkippedRows
-
-ALONE = Deployment(ranks=1)
-RECIPES = ("w8a8", "w4a8", "w4a16", "fp8", "w8a8-head")
-# What the published config.json has and transformers' defaults lack.
-PUBLISHED = {
-    "DeepseekV3": {"moe_layer_freq": 1, "topk_method": "noaux_tc"},
-    "Glm4Moe": {"head_dim": 128, "attention_bias": True},
-    "Ernie4_5_Moe": {},
-    "HYV3": {"first_k_dense_replace": 1, "route_norm": True, "qk_norm": True},
-    "Qwen3Moe": {},
-}
-
-
-def folder_of(name: str, folder: Path) -> Path:
-    fields = config_of(name).to_dict()
-    fields |= {"architectures": [f"{name}ForCausalLM"], **PUBLISHED[name]}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(fields))
-    return folder
-
-
-def config_of(name: str) -> transformers.PretrainedConfig:
-    return getattr(transformers, f"{name}Config")(**PUBLISHED[name])
 
 
 def asked(*words: str):
     return CliRunner().invoke(app, ["plan-memory", *words])
 
 
-def held_bytes(folder: Path) -> int:
-    """Of every tensor that the files of a quantized checkpoint hold, read one by one."""
-    checkpoint = Checkpoint.open(folder)
-    quantized = sum(checkpoint.weight(module).num_bytes for module in checkpoint.schemes)
-    return quantized + sum(checkpoint.entries[n].num_bytes for n in checkpoint.float_names())
-
-
 @pytest.mark.parametrize("model", ["nano-deepseek", "smollm2-mtp"])
 def test_float_weights_are_the_bytes_of_the_files(model):
     folder = catalog.model_path(model)
     entries = Checkpoint.open(folder).entries
-    found = plan(read_config(folder), "bf16", ALONE)
+    found = planned(read_config(folder), "bf16")
     counted = {tensor.name for tensor in tensors(*of(folder))}
     assert counted == entries.keys()
     assert found.total_bytes == sum(entry.num_bytes for entry in entries.values())
-    assert found.rank_bytes == found.total_bytes
+    absorbed = [entry.num_bytes for name, entry in entries.items() if "kv_b_proj" in name]
+    assert found.rank_bytes == found.total_bytes + sum(absorbed)
 
 
-def of(folder: Path):
-    config = read_config(folder)
-    return find_family(config), config
+def test_linears_are_joined_as_sglang_s_models_join_them():
+    (place,) = importlib.util.find_spec("sglang").submodule_search_locations
+    models = Path(place) / "srt/models"
+    files = ("mimo", "qwen2", "glm4_moe", "glm4_moe_lite", "hunyuan_v3", "qwen3_moe")
+    files += ("deepseek_common/deepseek_weight_loader",)
+    joined = {}
+    for file in files:
+        text = (models / f"{file}.py").read_text(encoding="utf-8")
+        pairs = re.findall(r'\("(\w+_proj)", "(\w+_proj)", (?:"\w"|\d)\)', text)
+        assert pairs, file
+        joined |= {part: whole for whole, part in pairs}
+    latent = (models / "deepseek_v2.py").read_text(encoding="utf-8")
+    (parts,) = re.findall(r'mapping\["fused_qkv_a_proj_with_mqa"\] = \[([^]]*)\]', latent)
+    joined |= dict.fromkeys(re.findall(r"\w+", parts), "fused_qkv_a_proj_with_mqa")
+    assert joined == FUSED
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_quantized_weights_are_the_bytes_of_the_files(recipe, tmp_path):
-    folder = catalog.model_path("nano-deepseek")
-    Quantization(folder, read_recipe(recipe), tmp_path / "out", num_texts=2).run()
-    found = plan(read_config(folder), recipe, ALONE)
-    assert found.total_bytes == held_bytes(tmp_path / "out")
-    others = {name for name in RECIPES if name != recipe}  # the control
-    assert all(plan(read_config(folder), other, ALONE) != found for other in others)
+def test_what_no_operator_of_an_npu_multiplies_is_held_decoded_and_named(tmp_path):
+    config = read_config(folder_of("Glm4Moe", tmp_path / "glm"))
+    experts = ["experts.down_proj", "experts.gate_proj", "experts.up_proj"]
+    floats = planned(config, "bf16")
+    assert planned(config, "w4a4").decoded == {"W4A4 rotated": experts}
+    assert 0.95 < planned(config, "w4a4").rank_bytes / floats.rank_bytes < 1
+    assert planned(config, "w8a8").decoded == {}
+    assert planned(config, "fp8").rank_bytes == floats.rank_bytes
+    # 10944 / 2 and 1408 / 2 columns are whole groups of 32, but 1408 / 8 are not.
+    assert planned(config, "w4a16", Deployment(2)).decoded == {}
+    cut = planned(config, "w4a16", Deployment(8)).decoded
+    assert "experts.down_proj" in cut["W4A16"] and "o_proj" not in cut["W4A16"]
+
+
+def test_a_server_that_would_not_start_holds_nothing(tmp_path):
+    config = read_config(folder_of("Glm4Moe", tmp_path / "glm"))
+    found = planned(config, "w8a8-rotated", Deployment(2))
+    assert found.refused.startswith("rotated inputs cannot be cut into parts")
+    assert (found.rank_bytes, found.tokens) == (0, 0) < (found.total_bytes, 1)
+    assert not planned(config, "w8a8-rotated").refused
+    result = asked(str(tmp_path / "glm"), "--weights", "w8a8-rotated", "--ranks", "2")
+    assert "rotated inputs cannot be cut into parts" in result.stdout
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -134,31 +134,31 @@ def test_ranks_hold_all_and_what_is_on_each_of_them_as_often(tmp_path):
         for tensor in tensors(family, config)
         if share_of(tensor.name) is Share.WHOLE
     )
-    whole = plan(config, "bf16", ALONE)
-    eight = plan(config, "bf16", Deployment(8))
+    whole = planned(config, "bf16")
+    eight = planned(config, "bf16", Deployment(8))
     # A router's bias is float32, 4 bytes where the line above has 2.
-    assert 8 * eight.rank_bytes - whole.total_bytes == pytest.approx(7 * copied, rel=1e-3)
-    groups = plan(config, "bf16", Deployment(8, attention_groups=8))
+    assert 8 * eight.rank_bytes - whole.rank_bytes == pytest.approx(7 * copied, rel=1e-3)
+    groups = planned(config, "bf16", Deployment(8, attention_groups=8))
     assert groups.rank_bytes > eight.rank_bytes  # each has all heads
     assert groups.token_bytes == eight.token_bytes == 2 * 62 * 576
 
 
 def test_the_cache_takes_what_is_left(tmp_path):
     config = read_config(folder_of("Glm4Moe", tmp_path / "glm"))
-    found = plan(config, "w8a8", Deployment(4, context_length=8192))
+    found = planned(config, "w8a8", Deployment(4, context_length=8192))
     assert found.token_bytes == 2 * 47 * 2 * 2 * 128  # 8 heads of keys and of values over 4 ranks
     room = 0.8 * (64 << 30) - found.rank_bytes
     assert found.tokens == int(room // found.token_bytes)
     assert found.requests == found.tokens // 8192
-    assert plan(config, "bf16", Deployment(2)).tokens == 0
-    with_groups = plan(config, "w8a8", Deployment(4, attention_groups=4))
+    assert planned(config, "bf16", Deployment(2)).tokens == 0
+    with_groups = planned(config, "w8a8", Deployment(4, attention_groups=4))
     assert with_groups.token_bytes == 4 * found.token_bytes
 
 
 def test_adaptive_drafting_keeps_a_row_beside_each_token(tmp_path):
     config = read_config(folder_of("DeepseekV3", tmp_path / "v3"))
     plain, adaptive = (
-        plan(config, "w8a8", Deployment(16, adaptive=adaptive)) for adaptive in (False, True)
+        planned(config, "w8a8", Deployment(16, adaptive=adaptive)) for adaptive in (False, True)
     )
     kept = SkippedRows(1, 7168, torch.bfloat16, "cpu")
     assert adaptive.token_bytes - plain.token_bytes == kept.hidden.nbytes + kept.next_tokens.nbytes
@@ -177,9 +177,9 @@ def test_the_published_table_of_the_page_is_what_the_command_prints(tmp_path):
         name = "DeepseekV3" if model.startswith("DeepSeek") else "Glm4Moe"
         folder = tmp_path / name
         folder = folder if folder.exists() else folder_of(name, folder)
-        for ranks, cell in zip((1, 4, 8, 16), cells, strict=True):
-            words = ["--weights", weights, "--ranks", str(ranks), "--json", str(folder)]
-            (found,) = json.loads(asked(*words).stdout)
+        ranks = [word for number in (1, 4, 8, 16) for word in ("--ranks", str(number))]
+        result = asked("--weights", weights, *ranks, "--json", str(folder))
+        for found, cell in zip(json.loads(result.stdout), cells, strict=True):
             assert total == f"{found['total_bytes'] / 1e9:,.0f} GB"
             assert cell == (f"{found['tokens'] // 1000:,}" if found["tokens"] else "-")
 

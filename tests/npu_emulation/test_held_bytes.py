@@ -1,18 +1,28 @@
-"""What a product holds on an NPU is known without one, of a weight on the meta device.
+"""What an NPU holds of weights is known without one: of a weight on the meta device, and of a model
+from its config.json (`plan-memory`).
 
-Compared with the storages that a product which was prepared on the emulated NPU keeps alive.
+Compared with the storages that a product on the emulated NPU keeps alive, and with those of all
+modules of a server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
-from types import FunctionType
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from npu_emulation.held_weights import storages_of
+from npu_emulation.mtp_runs import MTP, SHORT_CONTEXT
+from npu_emulation.quick import slow_but
+from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, requests, start
+from sglang_ascend.checkpoint.config import read_config
+from sglang_ascend.memory.plan import Deployment, plan
+from sglang_ascend.memory.weights import FLOAT, Weights
+from sglang_ascend.models.catalog import model_path
+from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization.formats import (
     FP8_E4M3,
     HIF4,
@@ -26,6 +36,7 @@ from sglang_ascend.quantization.formats import (
     NumberFormat,
 )
 from sglang_ascend.quantization.product import held, held_grouped, prepare, prepare_grouped
+from sglang_ascend.quantization.recipe import read_recipe
 from sglang_ascend.quantization.solve import Grid, hqq, rtn
 from sglang_ascend.quantization.weight import (
     PER_TOKEN,
@@ -95,23 +106,8 @@ NOT_GROUPED = ("w8a8 static", "w4a16 act-order")
 EXPERTS_OF = [name for name in LINEARS if name not in NOT_GROUPED]
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor that a function, a dataclass or a tuple keeps alive."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, FunctionType):
-        for cell in value.__closure__ or ():
-            yield from tensors_of(cell.cell_contents)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from tensors_of(getattr(value, field.name))
-
-
 def stored(product: Any) -> int:
-    """Bytes of the storages behind a product, each once."""
-    tensors = tensors_of(product)
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    return sum(storages_of(product).values())
 
 
 @pytest.mark.parametrize("name", LINEARS)
@@ -144,3 +140,32 @@ def test_what_a_definition_would_hold_is_not_what_an_npu_holds(numerics):
 def shapes_of(weight: QuantizedWeight) -> QuantizedWeight:
     """The order of columns has values, which decide whether groups are alike."""
     return replace(weight.to(META), group_index=weight.group_index)
+
+
+NANO = model_path("nano-deepseek")
+ALONE = {name: (name, 1) for name in (FLOAT, "w8a8-head", "w4a8", "w4a4", "w4a16", "fp8")}
+DEPLOYMENTS = ALONE | {f"{name} on 2 ranks": (name, 2) for name in ("w4a8", "w4a16")}
+
+
+@pytest.mark.parametrize("name", slow_but("w4a4", DEPLOYMENTS))
+def test_the_ranks_of_a_server_hold_what_plan_memory_counts(tmp_path, name):
+    """Beside tables of rotary positions, which are no weights. The control: the bytes of files."""
+    folder, (weights, ranks) = NANO, DEPLOYMENTS[name]
+    if weights != FLOAT:
+        folder = tmp_path / "quantized"
+        Quantization(NANO, read_recipe(weights), folder, num_texts=2).run()
+    process, report = start(
+        folder,
+        [requests([[5, 6, 7]])],
+        (*MTP, *SHORT_CONTEXT, *EAGER, "--tp-size", str(ranks)),
+        FUSED_ATTENTION,
+        program=("npu_emulation.held_weights", str(tmp_path)),
+    )
+    assert report is not None, process.stderr
+    config = read_config(NANO)
+    planned = plan(config, Weights.of(config, weights), Deployment(ranks))
+    for rank in range(ranks):
+        modules = json.loads((tmp_path / f"{rank}.json").read_text())
+        held = sum(size for name, size in modules.items() if not name.endswith("rotary_emb"))
+        assert held == planned.rank_bytes
+        assert held != planned.total_bytes // ranks

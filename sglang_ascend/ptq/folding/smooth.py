@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from sglang_ascend.ptq.calibration import Inputs, input_rule, walked
+from sglang_ascend.ptq.calibration import Inputs, walked
 from sglang_ascend.ptq.folding.folded import FoldedCheckpoint
 from sglang_ascend.ptq.folding.pairs import Pair, pairs
 from sglang_ascend.ptq.folding.side_file import Admitted
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.emulated import rounded_inputs
-from sglang_ascend.quantization.qconfig import QConfig
+from sglang_ascend.quantization.qconfig import QConfig, input_rule
 from sglang_ascend.quantization.transforms.process import FlexSmooth
 from sglang_ascend.quantization.transforms.smoothing import Smoothing, search
 
