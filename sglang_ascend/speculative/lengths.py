@@ -49,6 +49,6 @@ def lengthened(candidates: torch.Tensor, width: int) -> torch.Tensor:
     missing = width - candidates.shape[1]
     if missing == 0:
         return candidates
-    if candidates.shape[1] == 1:
+    if candidates.shape[1] == 1:  # behind a step without drafts: in half the time
         return candidates.expand(-1, width).contiguous()
     return torch.cat([candidates, candidates[:, -1:].expand(-1, missing)], dim=1)
