@@ -24,17 +24,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks import command
 from benchmarks.adaptive_cycles import cycles_of
+from benchmarks.adaptive_plot import draw
 from benchmarks.adaptive_points import Point, mean_contexts, mean_speedups
 from benchmarks.machine import taken_on
 from benchmarks.server import ServerProcess, starting_server
 from benchmarks.turn_state import ADAPTIVE, PLAIN, TurnState
 from sglang_ascend.bench.options import model_folder
 from sglang_ascend.bench.rounds import TASKS, read_tasks
-from sglang_ascend.svg import INK, MTP, OTHERS, document, line, text
 
 ROOT, PARTS = Path(__file__).parents[1], Path(__file__).parent / "server_parts"
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 900, 340, 50, 90, 50, 60
-LINE_HEIGHT = 14
 LEAST_SETTLING = 2  # runs of a load in which its costs are learnt
 MOST_IN_VAIN = 5  # runs of a load in which its batch was never full
 console = Console(stderr=True)
@@ -142,7 +140,13 @@ def measure(
 
 
 def start(
-    stack: ExitStack, folder: Path, max_drafts: int, turn: int, num_tokens: int, scratch: Path
+    stack: ExitStack,
+    folder: Path,
+    max_drafts: int,
+    max_fixed: int,
+    turn: int,
+    num_tokens: int,
+    scratch: Path,
 ) -> Turns:
     """Both servers, with room for ``num_tokens``."""
     state = TurnState.made(scratch)
@@ -157,6 +161,7 @@ def start(
         "BENCHMARK_PARTS": "turns",
         "TURNS": str(scratch),
         "STEPS_OF_A_TURN": str(turn),
+        "MAX_FIXED": str(max_fixed),
     }
     plain, adaptive = (
         stack.enter_context(starting_server(*common, *more, **environment, BENCHMARK_ROLE=role))
@@ -174,6 +179,9 @@ def main(
         list[int] | None, typer.Option("--context", help="Tokens of a prompt.")
     ] = None,
     max_drafts: Annotated[int, typer.Option(help="The largest K.")] = 3,
+    max_fixed: Annotated[
+        int | None, typer.Option(help="The largest K that has turns of its own.", min=0)
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Time for each load.")] = 60,
     settle: Annotated[
         float,
@@ -197,12 +205,13 @@ def main(
 
     JSON: `machine`, `commit`, `model`, `max_new_tokens` and `points`, in the order of the run. Each
     has `context`, `batch`, `cycles` in which all had a turn, `mean_context` and `tok_s` of each,
-    `own_over_fixed` (the `seconds` and `tokens` of a step of the adaptive server over those of one
-    whose K was always the same; near 1), `best`, the fastest but for the adaptive one, `over_best`
-    and `over_plain` (the adaptive server's `ratio`, and its 95 % interval by cycles from `low` to
-    `high`), `speedups` of K = 0, 1, ... over K = 0 as they were measured and `predicted`, as the
-    adaptive server held them at the starts of its turns, on average, and `prediction_errors`, as
-    shares: of the K that it held for the `best`, and the `largest`.
+    `own_steps`, of its own choice those that verified 0, 1, ... drafts, `own_over_fixed` (the
+    `seconds` and `tokens` of a step of the adaptive server over those of one whose K was always the
+    same; near 1), `best`, the fastest but for the adaptive one, `over_best` and `over_plain` (the
+    adaptive server's `ratio`, and its 95 % interval by cycles from `low` to `high`), `speedups` of
+    K = 0, 1, ... over K = 0 as they were measured and `predicted`, as the adaptive server held them
+    at the starts of its turns, on average, and `prediction_errors`, as shares: of the K that it
+    held for the `best`, and the `largest`.
     """
     folder, sizes = model_folder(model), batches or [1, 8, 32, 128]
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -212,7 +221,8 @@ def main(
         # Half as much again: steps reserve slots ahead.
         most = max(batch * context for context, batch in loads)
         room = 3 * (most + max(sizes) * max_new_tokens) // 2
-        turns = start(stack, folder, max_drafts, turn, room, Path(scratch))
+        fixed = max_drafts if max_fixed is None else min(max_fixed, max_drafts)
+        turns = start(stack, folder, max_drafts, fixed, turn, room, Path(scratch))
         found = measure(
             turns,
             loads,
@@ -247,40 +257,6 @@ def print_table(report: dict[str, Any]) -> None:
             " / ".join(f"{100 * error:.0f} %" for error in (errors or {}).values()),
         )
     Console().print(table)
-
-
-def draw(report: dict[str, Any]) -> str:
-    """An SVG: tokens/s over those without speculation, of every K and of the server's choice."""
-    points = report["points"]
-    names = list(points[0]["tok_s"])
-    ratios = {
-        name: [point["tok_s"][name] / point["tok_s"][PLAIN] for point in points] for name in names
-    }
-    highest = 1.05 * max(max(values) for values in ratios.values())
-    step = (WIDTH - LEFT - RIGHT) / max(1, len(points) - 1)
-    room = HEIGHT - TOP - BOTTOM
-    colors = {PLAIN: INK, ADAPTIVE: MTP} | dict(zip(names[1:-1], OTHERS, strict=False))
-    title = f"tokens/s over those without speculation, {report['model']}, {report['machine']}"
-    parts = [text(LEFT, 24, title, 'font-weight="bold"')]
-    ends: list[tuple[float, str]] = []
-    for name, values in ratios.items():
-        places = [
-            (LEFT + i * step, TOP + room * (1 - value / highest)) for i, value in enumerate(values)
-        ]
-        parts.append(line(places, colors[name]))
-        ends.append((places[-1][1] + 4, name))
-        if name == ADAPTIVE:
-            parts += [f'<circle cx="{x:.0f}" cy="{y:.0f}" r="4" fill="{MTP}"/>' for x, y in places]
-    lowest = 0.0
-    for y, name in sorted(ends):
-        lowest = max(y, lowest + LINE_HEIGHT)
-        parts.append(text(WIDTH - RIGHT + 6, lowest, name, color=colors[name]))
-    for i, point in enumerate(points):
-        middle = 'text-anchor="middle"'
-        parts.append(text(LEFT + i * step, HEIGHT - 38, str(point["batch"]), middle))
-        parts.append(text(LEFT + i * step, HEIGHT - 20, str(point["context"]), middle))
-    parts += [text(4, HEIGHT - 38, "batch"), text(4, HEIGHT - 20, "context")]
-    return document(WIDTH, HEIGHT, title, parts)
 
 
 if __name__ == "__main__":

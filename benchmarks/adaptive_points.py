@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,6 +51,16 @@ class Point:
         """K = 0, 1, ..."""
         return [name for name in self.others if name != PLAIN]
 
+    @property
+    def own_steps(self) -> list[int]:
+        """Those of its own choice that verified 0, 1, ... drafts."""
+        count = Counter[int]()
+        for (name, chain, _), steps in zip(
+            self.cycles.kinds, self.cycles.steps.sum(0), strict=True
+        ):
+            count[chain] += int(steps) * (name == ADAPTIVE)
+        return [count[chain] for chain in range(self.cycles.kept.shape[-1])]
+
     @cached_property
     def rates(self) -> dict[str, float]:
         (rates,) = self.cycles.rates(np.ones((1, len(self.cycles))))
@@ -94,6 +104,7 @@ class Point:
 
     def to_json(self) -> dict[str, Any]:
         measured = [self.rates[name] / self.rates[self.fixed[0]] for name in self.fixed]
+        predicted = self.predicted and self.predicted[: len(measured)]
         alike = self.cycles.own_over_fixed()
         return {
             "context": self.context,
@@ -101,18 +112,23 @@ class Point:
             "cycles": len(self.cycles),
             "mean_context": self.contexts,
             "tok_s": self.rates,
+            "own_steps": self.own_steps,
             "own_over_fixed": alike and alike._asdict(),
             "best": max(self.others, key=self.rates.__getitem__),
             "over_best": self.over_best(),
             "over_plain": self.over(PLAIN),
             "speedups": measured,
             "predicted": self.predicted,
-            "prediction_errors": self.predicted and prediction_errors(self.predicted, measured),
+            "prediction_errors": predicted and prediction_errors(predicted, measured),
         }
 
 
-def prediction_errors(predicted: Sequence[float], measured: Sequence[float]) -> dict[str, float]:
+def prediction_errors(
+    predicted: Sequence[float], measured: Sequence[float]
+) -> dict[str, float] | None:
     """By what share of it a speed-up is off: that of the K that is believed to be best, and the
-    largest of all."""
+    largest of all. None of K = 0 alone, whose is 1 by definition."""
+    if len(measured) == 1:
+        return None
     errors = [abs(p / m - 1) for p, m in zip(predicted, measured, strict=True)]
     return {"best": errors[int(np.argmax(predicted))], "largest": max(errors)}

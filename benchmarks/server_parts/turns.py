@@ -7,10 +7,10 @@ on by half of what the next turn is going to emit. So the two turns of the plain
 of the other's are at contexts that are shorter and longer by the same. While one of the two has a
 turn the other one waits. What a machine does to all of them within a second is no difference.
 
-$TURNS names the folder of ``TurnState``; each step that counts is a line there, in drafts.jsonl or
-plain.jsonl. The first steps of a turn do not count: the very first verifies the chain of the turn
-before, and runs the MTP layer on what that has skipped, and some find the processor's caches as the
-other server left them.
+$MAX_FIXED is the largest K that has turns. $TURNS names the folder of ``TurnState``; each step that
+counts is a line there, in drafts.jsonl or plain.jsonl. The first steps of a turn do not count: the
+very first verifies the chain of the turn before, and runs the MTP layer on what that has skipped,
+and some find the processor's caches as the other server left them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from sglang_ascend.plugin.requests.unsettled import Unsettled
 from sglang_ascend.speculative.adaptive.controller import AdaptiveDrafts
 
 FOLDER = Path(os.environ["TURNS"])
-STEPS_OF_A_TURN = int(os.environ["STEPS_OF_A_TURN"])
+STEPS_OF_A_TURN, MAX_FIXED = (int(os.environ[n]) for n in ("STEPS_OF_A_TURN", "MAX_FIXED"))
 # The server's own choice has longer turns: it learns from steps near to each other.
 OWN_TURNS = 4
 STEPS = "sglang_ascend.plugin.mtp.adaptive.steps.AdaptiveSteps"
@@ -113,7 +113,7 @@ class DraftTurns:
         if not self.policies:
             share_a_core()
             most = adaptive.policy.max_drafts
-            fixed = {f"K = {k}": FixedDrafts(most, k) for k in range(most + 1)}
+            fixed = {f"K = {k}": FixedDrafts(most, k) for k in range(MAX_FIXED + 1)}
             self.policies = {**fixed, ADAPTIVE: adaptive.policy}
         if self.left > 0:
             self.ahead.append(self.name)  # the last reply's end cut its turn short

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from benchmarks import wandering as wandering_noise
-from benchmarks.adaptive import draw
 from benchmarks.adaptive_cycles import PAUSE, Cycles, cycles_of
+from benchmarks.adaptive_plot import draw
 from benchmarks.adaptive_points import Point, mean_speedups, prediction_errors
 
 SECONDS = {"plain": 0.010, "K = 0": 0.011, "K = 1": 0.013, "adaptive": 0.012}
@@ -66,6 +66,16 @@ def test_the_own_choice_is_compared_with_the_fastest_other_one():
     assert large["over_best"]["ratio"] == pytest.approx(0.99)
     assert small["speedups"] == [1.0, pytest.approx(2 / 0.98)]
     assert small["prediction_errors"]["largest"] == pytest.approx(1 - 1.5 / (2 / 0.98))
+
+
+def test_what_its_own_choice_verified_is_counted():
+    own = [("adaptive", 0), ("adaptive", 0), ("adaptive", 2), ("K = 0", 0), ("plain", 0)]
+    steps = [step(name, cycle, 1, 0.1, **none_kept(k, k)) for cycle in range(2) for name, k in own]
+    found = Point(64, 1, cycles_of(steps), [1.0, 1.5, 2.0, 2.5], {}).to_json()
+    assert found["own_steps"] == [4, 0, 2]
+    # Beliefs in a K that had no turns of its own are compared with nothing.
+    assert (found["speedups"], found["predicted"]) == ([1.0], [1.0, 1.5, 2.0, 2.5])
+    assert found["prediction_errors"] is None
 
 
 def test_a_belief_is_wrong_by_the_k_that_it_leads_to_and_by_all():
