@@ -69,7 +69,8 @@ class Probes:
     def _price(self, beliefs: Beliefs, k: int, in_force: int) -> float:
         """In steps of the K in force."""
         longer = beliefs.seconds[k] / beliefs.seconds[in_force]
-        lost = self.tuning.probe_steps * longer * max(0.0, -beliefs.gain(k, over=in_force))
+        # The first step is not timed, and takes as long.
+        lost = (1 + self.tuning.probe_steps) * longer * max(0.0, -beliefs.gain(k, over=in_force))
         return self.tuning.probe_changes + lost
 
     def _start(self, k: int) -> None:
