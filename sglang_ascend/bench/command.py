@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -67,10 +67,11 @@ def bench(
     from sglang_ascend.bench.rounds import TASKS, read_tasks
 
     with refusals(RuntimeError):
-        refuse_bad_out(out)
+        reports = compared_reports(compare, (url, plain_url, model, num_steps, server_args))
+        refuse_bad_out(out, reports)
         tasks = run.select(read_tasks(prompts or TASKS), task or [], num_prompts)
-        if compare and all(Path(name).is_file() for name in compare):
-            report = run.compare_reports({"a": Path(compare[0]), "b": Path(compare[1])})
+        if reports:
+            report = run.compare_reports(dict(zip("ab", reports, strict=True)))
         else:
             with addresses(url, plain_url, model, num_steps, server_args, compare) as urls:
                 report = run.measure_tasks(urls, tasks, max_new_tokens, batch, temperature, model)
@@ -81,11 +82,28 @@ def bench(
         print_report(report)
 
 
-def refuse_bad_out(out: Path) -> None:
+def compared_reports(compare: tuple[str, str] | None, servers: Sequence[object]) -> list[Path]:
+    """The two files, or none where servers are compared, or nothing is; ``servers`` are those that
+    other options name."""
+    if compare and any(servers):
+        raise ValueError("--compare names all that is measured: leave out other servers.")
+    paths = [Path(name) for name in compare or ()]
+    gone = [path for path in paths if not path.is_file()]
+    if len(gone) == 1:
+        raise ValueError(f"{gone[0]} is no file: --compare takes two reports, or two addresses.")
+    return [] if gone else paths
+
+
+def refuse_bad_out(out: Path, read: Sequence[Path]) -> None:
+    """Before anything is measured; ``read`` are reports, which are to be there afterwards too."""
     if not out.name:
         raise ValueError(f"--out {out} is a folder: name the files in it, as {out / 'bench'}.")
     if not out.parent.is_dir():
         raise ValueError(f"{out.parent} is no folder: --out needs one that exists.")
+    written = out.with_name(f"{out.name}.json")
+    for path in read:
+        if written.exists() and written.samefile(path):
+            raise ValueError(f"{path} would be overwritten by the comparison: name another --out.")
 
 
 def write(report: Mapping[str, Any], out: Path) -> None:

@@ -115,6 +115,24 @@ def test_two_reports_are_compared_prompt_by_prompt(tmp_path):
     assert "1.25" in bench("--compare", str(before), str(after), "--out", str(out))[1]
 
 
+def test_a_comparison_overwrites_neither_report(tmp_path, monkeypatch):
+    """`bench` is where a report is written unless --out says otherwise: the one before may be."""
+    monkeypatch.chdir(tmp_path)
+    before, after = written(tmp_path / "bench.json", rounds()), written(Path("b.json"), rounds())
+    content = before.read_bytes()
+    for pair in (("bench.json", "b.json"), (str(after), str(before))):
+        code, _, said = bench("--compare", *pair)
+        assert code == 2 and "bench.json would be overwritten" in said and said.count("\n") == 1
+    assert before.read_bytes() == content and not (tmp_path / "bench.svg").exists()
+
+
+def test_a_report_that_is_not_there_is_the_one_that_is_named(tmp_path):
+    before = str(written(tmp_path / "before.json", rounds()))
+    for pair in ((before, "gone.json"), ("gone.json", before)):
+        code, _, said = bench("--compare", *pair, "--out", str(tmp_path / "x"))
+        assert code == 2 and "gone.json is no file: --compare takes two reports" in said
+
+
 def test_rounds_of_other_prompts_are_not_compared(tmp_path):
     found = rounds()
     changed = [replace(one, prompts="others") if one.task == "qa" else one for one in found]
@@ -164,6 +182,8 @@ def test_reports_that_cannot_be_compared_are_refused(change: dict[str, Any], sen
         (["--prompts", __file__], f"{__file__} must be a JSON list of"),
         (["--compare", __file__, __file__], f"{__file__} is no report of sglang-ascend bench"),
         (["--model", "gpt-5"], "'gpt-5' is not a model of this package"),
+        (["--compare", "a", "b", "--url", "http://x"], "--compare names all that is measured"),
+        (["--compare", "a", "b", "--num-steps", "2"], "--compare names all that is measured"),
         (["--compare", "gone.json", "also.json"], "'gone.json' is no address of a server"),
     ],
 )
