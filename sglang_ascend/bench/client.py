@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import urllib.error
@@ -48,16 +49,14 @@ class Client:
 
     def info(self) -> dict[str, Any]:
         """The server's flags, as they were resolved, and its version."""
-        with self._open("/server_info") as reply:
-            return json.load(reply)
+        return self._json("/server_info")
 
     def chat(self, prompt: str, max_new_tokens: int, temperature: float | None = None) -> Reply:
         """The whole reply to one user turn, with token ids."""
         body = _chat_body(prompt, max_new_tokens, temperature)
         wanted = ("return_meta_info", "return_token_ids", "return_prompt_token_ids")
         start = time.perf_counter()
-        with self._open("/v1/chat/completions", body | dict.fromkeys(wanted, True)) as reply:
-            answer = json.load(reply)
+        answer = self._json("/v1/chat/completions", body | dict.fromkeys(wanted, True))
         seconds = time.perf_counter() - start
         (choice,) = answer["choices"]
         return Reply(
@@ -95,6 +94,18 @@ class Client:
         seconds = time.perf_counter() - start
         return Reply(text, num_tokens, seconds, first, Acceptance.of_reply(details))
 
+    def _json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The whole answer."""
+        with self._open(path, body) as reply:
+            try:
+                return json.load(reply)
+            except (OSError, HTTPException):
+                raise ServerError(f"{self.url}{path} broke off its answer: see its log.") from None
+            except ValueError:
+                raise ServerError(
+                    f"{self.url}{path} answered no JSON: write the address of an SGLang server."
+                ) from None
+
     def _open(self, path: str, body: dict[str, Any] | None = None) -> HTTPResponse:
         request = urllib.request.Request(
             f"{self.url}{path}",
@@ -125,7 +136,7 @@ def _chat_body(prompt: str, max_new_tokens: int, temperature: float | None) -> d
 
 def _events(lines: HTTPResponse) -> Iterator[dict[str, Any]]:
     """The objects of a stream of server-sent events, until [DONE]."""
-    for line in lines:
+    for line in _whole_lines(lines):
         data = line.decode("utf-8").removeprefix("data:").strip()
         if not line.startswith(b"data:") or not data:
             continue
@@ -136,6 +147,14 @@ def _events(lines: HTTPResponse) -> Iterator[dict[str, Any]]:
             raise ServerError(f"the server ended its reply: {_message(data.encode())}")
         yield event
     raise ServerError("the server ended its reply before it was complete: see its log.")
+
+
+def _whole_lines(lines: HTTPResponse) -> Iterator[bytes]:
+    """Those that came whole: a server that is killed cuts a line or a chunk, or the connection."""
+    with contextlib.suppress(OSError, HTTPException):
+        for line in lines:
+            if line.endswith(b"\n"):
+                yield line
 
 
 def _message(body: bytes) -> str:

@@ -142,7 +142,7 @@ def read_tasks(path: Path = TASKS) -> dict[str, list[str]]:
     """
     tasks: dict[str, list[str]] = {}
     try:
-        for row in json.loads(path.read_text(encoding="utf-8")):
+        for row in json.loads(path.read_text(encoding="utf-8-sig")):
             tasks.setdefault(row["domain"], []).append(row["prompt"])
     except (TypeError, KeyError, ValueError):
         tasks = {}

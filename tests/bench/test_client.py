@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_ascend.bench import server
+from sglang_ascend.bench.client import Client, ServerError
 from sglang_ascend.bench.server import SERVER_PORTS, free_port
 from sglang_ascend.cli import app
 
@@ -20,7 +21,8 @@ RUNNER = CliRunner()
 
 
 class Refusing(BaseHTTPRequestHandler):
-    """400 to a short reply; a stream that breaks off to any other, in silence to one of two."""
+    """400 to a short reply; a stream that breaks off to any other, in silence to one of two, within
+    a chunk to one of three and within a line to one of four. A page to who asks for its flags."""
 
     def log_message(self, *args: Any) -> None:
         pass
@@ -32,13 +34,23 @@ class Refusing(BaseHTTPRequestHandler):
             self.answer(400, b'{"object": "error", "message": "too short."}')
         elif body["max_tokens"] == 2:
             self.answer(200, f"data: {piece}\n\n".encode())
+        elif body["max_tokens"] == 3:
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(f"ff\r\ndata: {piece}\n\n".encode())
+        elif body["max_tokens"] == 4:
+            self.answer(200, f"data: {piece}\n\ndata: {piece[:9]}".encode(), missing=99)
         else:
             error = json.dumps({"error": {"message": "out of memory."}})
             self.answer(200, f"data: {piece}\n\ndata: {error}\n\n".encode())
 
-    def answer(self, status: int, data: bytes) -> None:
+    def do_GET(self) -> None:
+        self.answer(200, b"<html>Welcome</html>")
+
+    def answer(self, status: int, data: bytes, missing: int = 0) -> None:
         self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(len(data) + missing))
         self.end_headers()
         self.wfile.write(data)
 
@@ -66,8 +78,17 @@ def test_a_reply_that_breaks_off_is_an_error(refusing):
     assert "ended its reply: out of memory." in said("Hello", "--url", refusing)
 
 
-def test_a_reply_that_ends_before_it_says_so_is_an_error(refusing):
-    assert "before it was complete" in said("Hello", "--url", refusing, "--max-new-tokens", "2")
+@pytest.mark.parametrize("where", ["2", "3", "4"])
+def test_a_reply_that_ends_before_it_says_so_is_an_error(refusing, where):
+    assert "before it was complete" in said("Hello", "--url", refusing, "--max-new-tokens", where)
+
+
+def test_an_answer_that_is_cut_or_is_a_page_is_an_error(refusing):
+    client = Client(refusing)
+    with pytest.raises(ServerError, match=f"{refusing}/server_info answered no JSON: write the"):
+        client.info()
+    with pytest.raises(ServerError, match=f"{refusing}/v1/chat/completions broke off its answer"):
+        client.chat("Hello", 4)
 
 
 def test_a_server_that_is_not_there_is_named():
