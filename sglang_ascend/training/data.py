@@ -34,11 +34,20 @@ def shard_paths(data: Path) -> list[Path]:
     return paths
 
 
-def load_shards(paths: list[Path]) -> list[Sequence]:
-    """All conversations of `paths`; `trained` marks the tokens that the model itself wrote."""
+def load_shards(paths: list[Path], hidden_size: int | None = None) -> list[Sequence]:
+    """All conversations of `paths`; `trained` marks the tokens that the model itself wrote.
+
+    Raises:
+        ValueError: hidden states are of another target, whose have not `hidden_size` values.
+    """
     sequences = []
     for path in paths:
         shard = read_shard(path)
+        if hidden_size and shard["hidden"].shape[1] != hidden_size:
+            raise ValueError(
+                f"{path} holds hidden states of {shard['hidden'].shape[1]} values and not of "
+                f"{hidden_size}: another target wrote it, so name another --data."
+            )
         lengths = shard["lengths"].tolist()
         parts = zip(
             shard["tokens"].long().split(lengths),
@@ -52,10 +61,8 @@ def load_shards(paths: list[Path]) -> list[Sequence]:
 
 def frequent_tokens(sequences: list[Sequence], count: int, vocab_size: int) -> Tensor:
     """Sorted int64 ids of the `count` most frequent tokens."""
-    totals = torch.zeros(vocab_size, dtype=torch.long)
-    for sequence in sequences:
-        totals += torch.bincount(sequence.tokens, minlength=vocab_size)
-    return most_frequent(totals, count)
+    tokens = torch.cat([sequence.tokens for sequence in sequences])
+    return most_frequent(torch.bincount(tokens, minlength=vocab_size), count)
 
 
 def most_frequent(totals: Tensor, count: int) -> Tensor:
@@ -77,6 +84,26 @@ def pass_order(lengths: list[int], tokens_per_batch: int, seed: int) -> list[lis
         batches[-1].append(index)
     order = torch.randperm(len(batches), generator=generator).tolist()
     return [batches[i] for i in order]
+
+
+def drafted_batches(
+    sequences: list[Sequence], tokens_per_batch: int, seed: int, min_position: int
+) -> list[list[int]]:
+    """`pass_order` without the batches that have none of `trained_rows`, as short texts can fill:
+    a step would teach nothing, and its loss, the mean of no row, be NaN in log and provenance.
+
+    Raises:
+        ValueError: no sequence has such a row.
+    """
+    drafted = [bool(one.trained[min_position + 1 :].any()) for one in sequences]
+    if not any(drafted):
+        raise ValueError(
+            f"no conversation or text has a token to train on behind its first {min_position + 1}: "
+            "generate longer ones, or train fewer drafts by --num-steps."
+        )
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    batches = pass_order(lengths, tokens_per_batch, seed)
+    return [batch for batch in batches if any(drafted[index] for index in batch)]
 
 
 def collate(

@@ -53,3 +53,26 @@ class Muon(torch.optim.Optimizer):
                 # A tall matrix gets the same change of its output's size as a square one.
                 ratio = max(1.0, param.shape[-2] / param.shape[-1]) ** 0.5
                 param.mul_(1 - lr * group["weight_decay"]).add_(update, alpha=-lr * ratio)
+
+
+def optimizers_of(
+    layer: nn.Module,
+    rate: float,
+    norm_rate: float,
+    muon_rate: float,
+    weight_decay: float,
+    dtype: torch.dtype,
+) -> list[torch.optim.Optimizer]:
+    """AdamW for vectors, and for matrices Muon, or AdamW too at a `muon_rate` of 0; each group
+    remembers its peak rate."""
+    matrices = [p for p in layer.parameters() if p.dim() >= 2]
+    vectors = [p for p in layer.parameters() if p.dim() < 2]
+    groups = [{"params": vectors, "peak": norm_rate, "weight_decay": 0.0}]
+    if not muon_rate:
+        groups.append({"params": matrices, "peak": rate, "weight_decay": weight_decay})
+    adam = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95))
+    if not muon_rate:
+        return [adam]
+    muon = Muon(matrices, muon_rate, momentum=0.95, weight_decay=weight_decay, dtype=dtype)
+    muon.param_groups[0]["peak"] = muon_rate
+    return [adam, muon]

@@ -66,15 +66,14 @@ class ParallelTrainer(Trainer):
         for parameter in self.layer.parameters():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            # No rows have no mean: their gradient is NaN and counts nothing.
-            parameter.grad = parameter.grad * share if share else torch.zeros_like(parameter)
+            parameter.grad *= share
             dist.all_reduce(parameter.grad)
 
     def _log(self, losses: list[float], num_rows: int) -> None:
         """Of all processes: their rows, and each loss by its rows."""
         every = _gathered((losses, num_rows))
         total = sum(rows for _, rows in every)
-        parts = [[loss * rows / total for loss in own] for own, rows in every if rows]
+        parts = [[loss * rows / total for loss in own] for own, rows in every]
         if dist.get_rank() == 0:
             super()._log([sum(step) for step in zip(*parts, strict=True)], total)
 

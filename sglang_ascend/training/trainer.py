@@ -17,14 +17,14 @@ from sglang_ascend.files import replaced
 from sglang_ascend.training.data import (
     Sequence,
     collate,
+    drafted_batches,
     frequent_tokens,
     load_shards,
-    pass_order,
     shard_paths,
 )
 from sglang_ascend.training.interface import in_dtype, run_chain
 from sglang_ascend.training.loss import LossConfig, chain_loss
-from sglang_ascend.training.muon import Muon
+from sglang_ascend.training.muon import optimizers_of
 
 Tensor = torch.Tensor
 CHECKPOINT = "checkpoint.safetensors"
@@ -82,7 +82,10 @@ class Trainer:
         self.embedding, self.head = embedding.to(self.dtype), head.to(self.dtype)
         self.draft_head = self.head if draft_head is None else draft_head.to(self.dtype)
         self.data, self.out = data, out
-        self.optimizers = _optimizers(layer, config)
+        rate, decay = config.learning_rate, config.weight_decay
+        self.optimizers = optimizers_of(
+            layer, rate, rate * config.norm_rate_factor, config.muon_rate, decay, self.dtype
+        )
         self.average = {name: value.detach().clone() for name, value in layer.named_parameters()}
         self.step = self.pass_number = self.batch_number = 0
         self.shards: list[str] = []
@@ -123,11 +126,11 @@ class Trainer:
     def _begin_pass(self, shards: list[str]) -> None:
         if shards != self.shards or not hasattr(self, "sequences"):
             own = [self.data / name for name in self._own(shards)]
-            self.sequences: list[Sequence] = load_shards(own)
+            self.sequences: list[Sequence] = load_shards(own, self.head.shape[1])
         self.shards, self.num_sequences = shards, len(self.sequences)
         seed = self.config.seed * 1000 + self.pass_number
-        lengths = [len(sequence.tokens) for sequence in self.sequences]
-        self.batches = pass_order(lengths, self.config.tokens_per_batch, seed)
+        size, steps = self.config.tokens_per_batch, self.loss.num_steps
+        self.batches = drafted_batches(self.sequences, size, seed, steps)
         # Rows behind the last token are padding, of which each head may have a number of its own.
         count = self.config.loss_vocabulary
         vocab_size = min(len(self.head), len(self.draft_head))
@@ -247,6 +250,7 @@ class Trainer:
                 tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged ({error}): delete it to begin anew.") from None
+        self._refuse_other(path, _below("layer.", tensors), progress["config"])
         self.layer.load_state_dict(_below("layer.", tensors))
         for name, parameter in self.layer.named_parameters():
             self.average[name].copy_(tensors[f"average.{name}"])
@@ -259,6 +263,18 @@ class Trainer:
         self.batch_number = progress["batch_number"]
         self.shards = progress["shards"]
         return True
+
+    def _refuse_other(self, path: Path, weights: dict[str, Tensor], config: dict) -> None:
+        """Refuses a checkpoint whose weights or optimizer states are none of this training's."""
+        state = self.layer.state_dict()
+        if {n: w.shape for n, w in weights.items()} != {n: w.shape for n, w in state.items()}:
+            raise ValueError(f"{path} is of a layer of another model: name another --out.")
+        before, rate = config["muon_rate"], self.config.muon_rate
+        if bool(before) != bool(rate):
+            raise ValueError(
+                f"--muon-rate is {rate} and was {before} when {path} was written, which holds the "
+                "states of another optimizer: keep it as it was, or name another --out."
+            )
 
 
 def read_average(out: Path) -> dict[str, Tensor]:
@@ -275,26 +291,3 @@ def read_average(out: Path) -> dict[str, Tensor]:
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with `prefix`, without it."""
     return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-
-def _optimizers(layer: torch.nn.Module, config: TrainConfig) -> list[torch.optim.Optimizer]:
-    matrices = [p for p in layer.parameters() if p.dim() >= 2]
-    vectors = [p for p in layer.parameters() if p.dim() < 2]
-    rate, decay = config.learning_rate, config.weight_decay
-    groups = [{"params": vectors, "peak": rate * config.norm_rate_factor, "weight_decay": 0.0}]
-    if not config.muon_rate:
-        groups.append({"params": matrices, "peak": rate, "weight_decay": decay})
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95)),
-    ]
-    if config.muon_rate:
-        muon = Muon(
-            matrices,
-            lr=config.muon_rate,
-            momentum=0.95,
-            weight_decay=decay,
-            dtype=config.torch_dtype,
-        )
-        muon.param_groups[0]["peak"] = config.muon_rate
-        optimizers.append(muon)
-    return optimizers

@@ -163,6 +163,21 @@ def test_nano_deepseek_goes_on_from_its_own_layer(tmp_path: Path) -> None:
     assert not any(torch.equal(before[n], layer[n].float()) for n in before if "proj" in n)
 
 
+def test_what_another_target_wrote_is_named(tmp_path: Path) -> None:
+    """Shards before a new layer starts from them, and the layer that training would go on with."""
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    wide = write_target(tmp_path / "wide", "MiMoForCausalLM", hidden_size=48)
+    run_recipe(target, tmp_path, 100, 4)
+    for run, sentence in (
+        ("new", "holds hidden states of 24 values and not of 48: another target wrote it"),
+        ("run", "is of a layer of another model: name another --out"),
+    ):
+        words = ("--target", wide, "--data", tmp_path / "data", "--out", tmp_path / run)
+        result = CliRunner().invoke(app, ["train", "train", *map(str, words)])
+        assert result.exit_code == 2, result.exception
+        assert sentence in result.stderr
+
+
 def test_two_runs_become_the_mean_of_their_weights(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "MiMoForCausalLM")
     run_recipe(target, tmp_path, 200, 4)

@@ -1,5 +1,6 @@
 """Invariant: a training killed after a checkpoint and run again ends in the identical weights."""
 
+import math
 from dataclasses import replace
 from unittest.mock import patch
 
@@ -9,9 +10,12 @@ from pretended_device import pretended
 from safetensors.torch import load_file, save_file
 from tiny_targets import FAMILIES
 
-from sglang_ascend.training.generation.conversation import FORCED, REPLY
+from sglang_ascend.training import data
+from sglang_ascend.training import trainer as training
+from sglang_ascend.training.generation.conversation import FORCED, REPLY, TEXT
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.muon import Muon
+from sglang_ascend.training.provenance import read_log
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.trainer import TrainConfig, Trainer, read_average
 
@@ -55,6 +59,17 @@ def write_data(folder):
             "lengths": lengths.int(),
         }
         save_file(tensors, folder / f"shard-000-{shard:05d}.safetensors")
+
+
+def write_short(path, length, count):
+    """Texts of so many tokens, the first of each given."""
+    tensors = {
+        "tokens": torch.ones(length * count, dtype=torch.int32),
+        "roles": torch.tensor(([FORCED] + [TEXT] * (length - 1)) * count, dtype=torch.uint8),
+        "hidden": torch.ones(length * count, SIZE, dtype=torch.bfloat16),
+        "lengths": torch.full((count,), length, dtype=torch.int32),
+    }
+    save_file(tensors, path)
 
 
 def trainer(target, kind, data, out, config=CONFIG):
@@ -185,6 +200,52 @@ def test_an_empty_data_folder_is_refused_in_one_sentence(target, tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(FileNotFoundError, match="holds no shard: run `generate` first"):
         trainer(target, Trainer, tmp_path / "data", tmp_path / "out").run()
+
+
+def test_no_step_is_taken_on_texts_too_short_to_draft_from(tiny_target, tmp_path, monkeypatch):
+    """They fill batches of their own, whose loss, the mean of no row, is the control's NaN."""
+    target = tiny_target("MiMoForCausalLM")
+    write_data(tmp_path / "data")
+    write_short(tmp_path / "data" / "text-00000.safetensors", 3, 300)
+    run = trainer(target, Trainer, tmp_path / "data", tmp_path / "out")
+    run.run()
+
+    def losses(out):
+        return [loss for line in read_log(out / "log.jsonl") for loss in line["losses"]]
+
+    assert len(losses(tmp_path / "out")) == 2 * CONFIG.max_steps
+    assert all(map(math.isfinite, losses(tmp_path / "out")))
+    long = {i for i, one in enumerate(run.sequences) if len(one.tokens) > 3}
+    assert len(long) == 12 and long <= {index for batch in run.batches for index in batch}
+
+    def every_batch(sequences, size, seed, min_position):
+        return data.pass_order([len(one.tokens) for one in sequences], size, seed)
+
+    monkeypatch.setattr(training, "drafted_batches", every_batch)
+    trainer(target, Trainer, tmp_path / "data", tmp_path / "control").run()
+    assert any(map(math.isnan, losses(tmp_path / "control")))
+
+
+def test_data_without_anything_to_draft_is_refused(tiny_target, tmp_path):
+    (tmp_path / "data").mkdir()
+    write_short(tmp_path / "data" / "text-00000.safetensors", 3, 5)
+    target = tiny_target("MiMoForCausalLM")
+    with pytest.raises(ValueError, match="no conversation or text has a token to train on behind"):
+        trainer(target, Trainer, tmp_path / "data", tmp_path / "out").run()
+
+
+def test_a_checkpoint_of_another_optimizer_or_model_is_refused(tiny_target, tmp_path):
+    write_data(tmp_path / "data")
+    target, out = tiny_target("MiMoForCausalLM"), tmp_path / "out"
+    trainer(target, Trainer, tmp_path / "data", out).run()
+    longer = replace(CONFIG, max_steps=12)
+    other = replace(longer, muon_rate=0.0)
+    with pytest.raises(ValueError, match=r"--muon-rate is 0\.0 and was 0\.02 when .*another --out"):
+        trainer(target, Trainer, tmp_path / "data", out, other).run()
+    deepseek = tiny_target("DeepseekV3ForCausalLM")
+    with pytest.raises(ValueError, match="is of a layer of another model: name another --out"):
+        trainer(deepseek, Trainer, tmp_path / "data", out, longer).run()
+    trainer(target, Trainer, tmp_path / "data", out, longer).run()
 
 
 @pytest.mark.parametrize(

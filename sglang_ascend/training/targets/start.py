@@ -42,7 +42,7 @@ def started_layer(target: Target, data: Path, out: Path, seed: int, from_scratch
         return own_layer(target)
     layer = new_layer(target, seed)
     embedding, _ = target.embedding_and_head()
-    sequences = load_shards(shard_paths(data)[:START_SHARDS])
+    sequences = load_shards(shard_paths(data)[:START_SHARDS], embedding.shape[1])
     share = ridge_start(layer, sequences, embedding, target.final_norm())
     logger.info("the linear start explains %.1f %% of the next hidden", 100 * share)
     return layer
