@@ -176,7 +176,8 @@ def evaluate(
     folder: TargetOption,
     prompts: Annotated[Path, typer.Option(help="JSON list of {domain, prompt}.")],
     outputs: Annotated[
-        Path, typer.Option(help="Cache file of the target's greedy outputs; made if missing.")
+        Path,
+        typer.Option(help="File for the replies of this target, --prompts and --max-new-tokens."),
     ],
     runs: Annotated[
         list[Path] | None,
@@ -195,7 +196,7 @@ def evaluate(
 ) -> None:
     """Print acceptance length per domain with lookup baseline and loop share, as JSON.
 
-    A quantized target writes its replies as it is served.
+    Replies are written once, by a quantized target as it is served, and read from --outputs then.
     """
     _use_threads(threads)
     from sglang_ascend.training.acceptance import evaluate as measure
@@ -206,12 +207,9 @@ def evaluate(
 
     target = _open(folder, device, may_be_quantized=True)
     layer = trained_layer(target, *runs) if runs else own_layer(target)
-    if not outputs.exists():
-        rows = read_prompts(prompts)
-        replies.save_outputs(outputs, replies.greedy_outputs(target, rows, max_new_tokens))
+    texts = replies.kept_outputs(outputs, target, read_prompts(prompts), max_new_tokens)
     embedding, head = target.embedding_and_head()
     draft_ids = listed_in(vocabulary, len(head)) if vocabulary else None
-    texts = replies.load_outputs(outputs)
     report = measure(layer, texts, embedding, head, num_steps, draft_ids, context)
     typer.echo(json.dumps(report, indent=2))
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sglang_ascend.training.data import collate, load_shards, pass_order
 from sglang_ascend.training.draft_vocabulary import frequent_ids, write_draft_vocabulary
+from sglang_ascend.training.generation import outputs as outputs_module
 from sglang_ascend.training.generation.conversation import (
     FORCED,
     REPLY,
@@ -31,6 +32,7 @@ from sglang_ascend.training.generation.outputs import (
     save_outputs,
 )
 from sglang_ascend.training.generation.shards import read_prompt_list
+from sglang_ascend.training.targets.decoder import Decoder
 
 CONFIG = GenerateConfig(
     rows=3,
@@ -166,6 +168,30 @@ def test_evaluation_outputs_are_greedy_and_survive_the_file(target, model, tmp_p
         assert (output.hidden[:-1] - hiddens(model, output.tokens)[:-1]).abs().max() < 1e-3
         assert torch.equal(output.tokens, again.tokens)
         assert (output.domain, start) == (again.domain, again.prompt_length)
+
+
+def test_replies_to_many_prompts_are_written_a_few_at_a_time(target, model, tmp_path, monkeypatch):
+    """Of like length together: a long prompt costs the short ones no cache."""
+    texts = ["x " * n for n in (30, 1, 2, 29, 3)]
+    prompts = [{"domain": str(n), "prompt": text} for n, text in enumerate(texts)]
+    made = []
+
+    class Recorded(Decoder):
+        def __init__(self, target, rows, max_length):
+            made.append((rows, max_length))
+            super().__init__(target, rows, max_length)
+
+    monkeypatch.setattr(outputs_module, "Decoder", Recorded)
+    monkeypatch.setattr(outputs_module, "ROWS", 2)
+    outputs = greedy_outputs(target, prompts, 8)
+    assert [rows for rows, _ in made] == [2, 2, 1]
+    assert made[0][1] + 20 < made[1][1] < made[2][1]
+    assert [output.domain for output in outputs] == ["0", "1", "2", "3", "4"]
+    for text, output in zip(texts, outputs, strict=True):
+        assert (output.tokens == WORDS.index("x")).sum() >= len(text.split())
+        logits = hiddens(model, output.tokens) @ model.lm_head.weight.T
+        start = output.prompt_length
+        assert output.tokens[start:].tolist() == logits.argmax(-1)[start - 1 : -1].tolist()
 
 
 def test_the_chat_template_is_cut_where_the_contents_go(target):

@@ -205,6 +205,17 @@ def test_evaluate_and_provenance_describe_the_exported_folder(tmp_path: Path) ->
     by_run = train("evaluate", "--target", target, "--run", tmp_path / "run", *prompts, *outputs)
     by_folder = train("evaluate", "--target", out, *prompts, *outputs)
     assert json.loads(by_run) == json.loads(by_folder)
+    other = write_target(tmp_path / "other", "DeepseekV3ForCausalLM", initializer_range=0.4)
+    prompts_file = tmp_path / "others.json"
+    prompts_file.write_text('["Write a x ?"]')
+    for name, changed in (
+        ("--target", ("--target", other, "--run", tmp_path / "run", *prompts)),
+        ("--prompts", ("--target", out, "--prompts", prompts_file, *prompts[2:])),
+        ("--max-new-tokens", ("--target", out, *prompts[:2], "--max-new-tokens", 41)),
+    ):
+        result = CliRunner().invoke(app, ["train", "evaluate", *map(str, (*changed, *outputs))])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert f"replies that were written with another {name}: name another" in result.stderr
     (tmp_path / "facts.json").write_text('{"licence": "Apache-2.0"}')
     (tmp_path / "figures.json").write_text(by_folder)
     train(

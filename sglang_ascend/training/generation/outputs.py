@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -16,10 +17,13 @@ from sglang_ascend.files import replaced
 from sglang_ascend.training.acceptance import Output
 from sglang_ascend.training.generation.conversation import reply_ends
 from sglang_ascend.training.generation.shards import with_last_hidden
+from sglang_ascend.training.provenance import digest
 from sglang_ascend.training.targets.decoder import Decoder
 from sglang_ascend.training.targets.families import Target
 
 BLOCK = 256  # tokens of a vocabulary whose probabilities are summed first
+ROWS = 128  # replies that are written at once
+_ASKED = "asked"
 
 
 def chat_prompts(tokenizer, prompts: list[dict[str, str]]) -> list[list[int]]:
@@ -53,10 +57,19 @@ def greedy_replies(
     target: Target, tokenizer, prompts: list[dict[str, str]], max_new_tokens: int
 ) -> list[tuple[int, torch.Tensor, torch.Tensor]]:
     """Of every prompt how many tokens it has, and as `continue_prompts` the tokens and hiddens of
-    it and of its reply, which ends where a server ends one."""
+    it and of its reply, which ends where a server ends one.
+
+    `ROWS` prompts at once, of like lengths: each row of a batch has a cache as long as the longest.
+    """
     rows, ends = chat_prompts(tokenizer, prompts), reply_ends(target.folder, tokenizer)
-    continued = continue_prompts(target, rows, ends, max_new_tokens)
-    return [(len(row), *reply) for row, reply in zip(rows, continued, strict=True)]
+    by_length = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+    found = {}
+    for start in range(0, len(rows), ROWS):
+        places = sorted(by_length[start : start + ROWS])
+        batch = [rows[place] for place in places]
+        continued = continue_prompts(target, batch, ends, max_new_tokens)
+        found |= dict(zip(places, continued, strict=True))
+    return [(len(row), *found[place]) for place, row in enumerate(rows)]
 
 
 @torch.inference_mode()
@@ -137,8 +150,56 @@ def _pass(weights: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, t
     return index, ((wanted - (mass.gather(1, index) - weight)) / weight).clamp(0, 1)
 
 
-def save_outputs(path: Path, outputs: list[Output]) -> None:
-    """Writes outputs as one safetensors file."""
+def kept_outputs(
+    path: Path, target: Target, prompts: list[dict[str, str]], max_new_tokens: int
+) -> list[Output]:
+    """`greedy_outputs`, read from `path` or, where there is no such file, made and kept there.
+
+    Raises:
+        ValueError: the file holds replies of another target, to other prompts or of another length,
+            or cannot be written.
+    """
+    asked = {
+        "--target": _fingerprint(target),
+        "--prompts": digest(prompts),
+        "--max-new-tokens": max_new_tokens,
+    }
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise ValueError(f"{path.parent} is no folder: --outputs needs one that exists.")
+        save_outputs(path, greedy_outputs(target, prompts, max_new_tokens), asked)
+    outputs = load_outputs(path)
+    with safe_open(path, "pt") as file:
+        before = json.loads(file.metadata().get(_ASKED, "{}"))
+    others = [name for name, value in asked.items() if before.get(name, value) != value]
+    if others:
+        raise ValueError(
+            f"{path} holds replies that were written with another {others[0]}: name another "
+            "--outputs for these, or delete it."
+        )
+    return outputs
+
+
+def _fingerprint(target: Target) -> str:
+    """Of a few bytes amid every tensor but the MTP layer's: other weights differ there.
+
+    What is zero there counts nothing, as the biases that a Llama gets with its layer.
+    """
+    own = [e for name, e in target.tensors.items() if not name.startswith(target.mtp_prefix)]
+    found = {}
+    for file, entries in groupby(sorted(own, key=lambda e: e.file), key=lambda e: e.file):
+        with file.open("rb") as shard:
+            for entry in entries:
+                middle = entry.num_bytes // 2
+                shard.seek(entry.offset + middle)
+                found[entry.name] = shard.read(min(64, entry.num_bytes - middle))
+    return digest([[name, part.hex()] for name, part in sorted(found.items()) if any(part)])
+
+
+def save_outputs(
+    path: Path, outputs: list[Output], asked: dict[str, str | int] | None = None
+) -> None:
+    """Writes outputs as one safetensors file, with the options that they depend on."""
     tensors = {
         "tokens": torch.cat([output.tokens for output in outputs]).int(),
         "hidden": torch.cat([output.hidden for output in outputs]),
@@ -147,7 +208,7 @@ def save_outputs(path: Path, outputs: list[Output]) -> None:
     }
     domains = json.dumps([output.domain for output in outputs])
     with replaced(path) as part:
-        save_file(tensors, part, metadata={"domains": domains})
+        save_file(tensors, part, metadata={"domains": domains, _ASKED: json.dumps(asked or {})})
 
 
 def load_outputs(path: Path) -> list[Output]:
