@@ -94,6 +94,7 @@ def test_prompts_of_a_file_are_what_is_generated_on(tmp_path: Path) -> None:
         ("generate --data D --exclude P --tokens 9 --dtype fp16", "--dtype 'fp16' is none of"),
         ("train --data MISSING --out D --loss mse", "--loss mse is none of ce, kl"),
         ("evaluate --prompts MISSING --outputs D --run RUN", "RUN holds no checkpoint"),
+        ("evaluate --prompts P --outputs D", "has no MTP layer; train one, and name what `train`"),
         ("vocabulary --data MISSING --out D", "MISSING holds no shard: run `generate` first"),
         ("export --run RUN D", "RUN holds no checkpoint.safetensors: run `train` first"),
     ],
@@ -105,7 +106,7 @@ def test_what_cannot_be_done_is_one_sentence(command, sentence, tmp_path: Path, 
     target = write_target(tmp_path / "target", "MiMoForCausalLM")
     name, *words = command.split()
     result = CliRunner().invoke(app, ["train", name, "--target", str(target), *words])
-    assert result.exit_code == 2
+    assert result.exit_code == 2, result.exception
     assert result.stderr.startswith("sglang-ascend: ")
     assert result.stderr.count("\n") == 1
     assert sentence in result.stderr
@@ -251,6 +252,17 @@ def test_a_layer_in_two_shards_is_replaced_whole(tmp_path: Path) -> None:
         "model-1.safetensors",
         "model-2.safetensors",
     }
+
+
+def test_a_part_of_a_layer_is_no_layer_to_go_on_from(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "DeepseekV3ForCausalLM")
+    layer = new_layer(Target.open(target), seed=1).to_checkpoint()
+    (*_, lost) = sorted(layer)
+    weights = load_file(target / "model.safetensors")
+    save_file(weights | {n: w for n, w in layer.items() if n != lost}, target / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"lacks {lost} \(1 tensors of its MTP layer"):
+        own_layer(Target.open(target))
+    run_recipe(target, tmp_path, 200, 4, "--from-scratch")
 
 
 def test_weights_that_are_not_finite_are_not_exported(tiny_target) -> None:

@@ -336,6 +336,22 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(target, tmp_path):
     assert not (tmp_path / "f" / "data").exists()
 
 
+def test_a_layer_that_lacks_a_tensor_is_refused_at_once_and_left_aside_by_init(
+    target, finished, tmp_path
+):
+    cut = tmp_path / "cut"
+    shutil.copytree(finished / "model", cut / "target")
+    shutil.copy(target.parent / "held-out.json", cut)
+    weights = load_file(cut / "target" / "model.safetensors")
+    lost = next(name for name in weights if "mtp_layers" in name and "q_proj.weight" in name)
+    save_file({n: w for n, w in weights.items() if n != lost}, cut / "target" / "model.safetensors")
+    assert f"lacks {lost} (1 tensors" in refusal(cut / "target", tmp_path / "out", steps=6)
+    assert not (tmp_path / "out" / "data").exists()
+    train_mtp(cut / "target", tmp_path / "out", "--init", steps=6)
+    report = json.loads((tmp_path / "out" / "acceptance.json").read_text())
+    assert report.keys() == {"trained"}
+
+
 def test_a_second_command_in_the_same_folder_waits_for_no_one(target, generated):
     log = generated / "run" / "log.jsonl"
     program = [sys.executable, "-m", "sglang_ascend", *arguments(target, generated, steps=10_000)]

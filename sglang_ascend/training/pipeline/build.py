@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.files import write_json
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME as VOCABULARY
 from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
@@ -42,6 +44,8 @@ class Pipeline(RepliesPipeline):
 
     def _training(self, max_steps: int | None) -> Stage:
         options = self.options
+        if not options.init and self.target.has_own_layer:  # refused before anything is computed
+            self.target.check_own_layer()
         fixed = {
             **self._shared_training(),
             "--init": options.init,
@@ -85,7 +89,7 @@ class Pipeline(RepliesPipeline):
             return evaluate(layer, outputs, embedding, head, self.options.num_steps, draft_ids)
 
         report = {"trained": figures(trained_layer(self.target, self.run_folder))}
-        if self.target.mtp_tensors():
+        with suppress(CheckpointError):  # it has none, or a part of one, which --init leaves aside
             report["the target's own layer"] = figures(own_layer(self.target))
         write_json(self.out / "acceptance.json", report)
 

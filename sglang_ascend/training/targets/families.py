@@ -20,6 +20,7 @@ from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.checkpoint.capabilities import missing_capability
 from sglang_ascend.checkpoint.config import ModelConfig, read_config, refuse_remote_code
 from sglang_ascend.checkpoint.families import Family, find_family, mtp_prefix, target_tensors
+from sglang_ascend.checkpoint.families import mtp_tensors as layer_tensors
 from sglang_ascend.checkpoint.folder import has_tokenizer
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.shards import read_tensors
@@ -169,9 +170,35 @@ class Target:
                 "with merges.txt); copy the one that the model was trained with into it"
             )
 
+    def check_own_layer(self) -> None:
+        """Refuses an MTP layer that is not there, or not all of it, before hours go by.
+
+        Raises:
+            CheckpointError: naming the first tensor that is missing or of another shape.
+        """
+        expected = layer_tensors(self.family, self.config)
+        modules = modules_of(self.tensors) if self.config.quantized else frozenset[str]()
+        missing = missing_tensors(expected, self.tensors, modules)
+        if not self.has_own_layer:
+            raise CheckpointError(
+                f"{self.folder} has no MTP layer; train one, and name what `train` wrote as --run"
+            )
+        if missing:
+            raise CheckpointError(
+                f"{self.folder} lacks {missing[0]} ({len(missing)} tensors of its MTP layer in "
+                "all); copy the complete checkpoint again, or train a new layer (--init, or "
+                "--from-scratch of `train`)"
+            )
+        check_shapes(expected, self.tensors, self.config)
+
     @property
     def trainable(self) -> Trainable:
         return TRAINABLE[self.family.architecture]
+
+    @property
+    def has_own_layer(self) -> bool:
+        """Whether the folder holds any tensor of an MTP layer."""
+        return any(name.startswith(self.mtp_prefix) for name in self.tensors)
 
     @property
     def mtp_prefix(self) -> str:

@@ -26,7 +26,8 @@ def new_layer(target: Target, seed: int, norm_scale: float = 0.3) -> MTPLayer:
 
 
 def own_layer(target: Target) -> MTPLayer:
-    """The layer that the checkpoint holds."""
+    """The layer that the checkpoint holds. Raises CheckpointError: it holds none, or a part."""
+    target.check_own_layer()
     layer = MTPLayer(target)
     layer.from_checkpoint(target.mtp_tensors())
     return layer
@@ -38,7 +39,7 @@ def started_layer(target: Target, data: Path, out: Path, seed: int, from_scratch
     weights will be taken, neither is read."""
     if (out / CHECKPOINT).exists():
         return MTPLayer(target)
-    if target.mtp_tensors() and not from_scratch:
+    if target.has_own_layer and not from_scratch:
         return own_layer(target)
     layer = new_layer(target, seed)
     embedding, _ = target.embedding_and_head()
