@@ -140,6 +140,22 @@ def test_a_checkpoint_without_an_mtp_layer_gets_one(family: str, tmp_path: Path)
     assert [json.loads(line)["step"] for line in log] == list(range(1, STEPS + 1))
 
 
+@pytest.mark.parametrize("names", [["model-00001-of-00001"], ["b", "a"]])
+def test_a_target_without_an_index_is_read_as_sglang_reads_it(names, tmp_path: Path) -> None:
+    """Every safetensors file, whatever its name; transformers would look for model.safetensors."""
+    target = write_target(tmp_path / "target", "LlamaForCausalLM")
+    weights = load_file(target / "model.safetensors")
+    wanted = Target.open(target).load_model().state_dict()
+    (target / "model.safetensors").unlink()
+    for place, name in enumerate(names):
+        part = {key: weights[key] for key in sorted(weights)[place :: len(names)]}
+        save_file(part, target / f"{name}.safetensors", metadata={"format": "pt"})
+    found = Target.open(target).load_model().state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    check_exported(target, run_recipe(target, tmp_path, 200, 4), tmp_path / "run")
+
+
 def test_a_plain_qwen2_is_served_as_mimo_once_it_has_a_layer(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "MiMoForCausalLM")
     config = json.loads((target / "config.json").read_text())

@@ -28,6 +28,7 @@ from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modu
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.training.targets import llama
 from sglang_ascend.training.targets.device import CPU
+from sglang_ascend.training.targets.indexed import indexed
 from sglang_ascend.training.targets.quantized import Opened, load_model, refuse_untrainable
 
 Tensor = torch.Tensor
@@ -273,9 +274,10 @@ class Target:
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()  # it would list the MTP layer's tensors as unexpected
         try:
-            model = self.model_class.from_pretrained(
-                self.folder, config=self.model_config, dtype=dtype
-            )
+            with indexed(self.folder, self.tensors) as folder:
+                model = self.model_class.from_pretrained(
+                    folder, config=self.model_config, dtype=dtype
+                )
         finally:
             logging.set_verbosity(verbosity)
         if self.is_llama:
