@@ -146,6 +146,16 @@ def test_batches_hold_every_conversation_once_and_rows_point_at_trained_tokens(t
         assert place >= 3
 
 
+def test_a_template_that_leaves_no_room_for_a_prompt_is_refused(target, tmp_path):
+    """No prompt of the package's would ever fit, and the search for one never end."""
+    folder = shutil.copytree(target.folder, tmp_path / "with a long system prompt")
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer.chat_template = "<|im_start|>" * 50 + tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"leaves [0-7] to a prompt: take a larger --max-length"):
+        Generator(replace(target, folder=folder), CONFIG, set())
+
+
 def test_a_reply_that_repeats_itself_is_seen_as_a_loop():
     def conversation(tokens):
         row = Conversation([1], [FORCED], None, None, 0.0, stage_start=1)

@@ -302,6 +302,19 @@ def test_the_users_prompts_are_each_used_once_and_some_are_held_out(target, tmp_
     assert len(used) >= 8  # others loop at once and are dropped
 
 
+def test_prompts_that_are_too_long_are_said_to_be(target, tmp_path):
+    """And not that no reply was worth keeping, for which other prompts would be the remedy."""
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps([text + " the" * 80 for text in PROMPTS]))
+    asked = ("--prompts", prompts, "--own-share", "0")
+    said = refusal(target, tmp_path / "out", *asked, steps=6)
+    assert "12 prompts are too long and were left out: of the 64 tokens" in said
+    assert "a larger --max-length, with a new --out, takes them" in said
+    prompts.write_text(json.dumps([*PROMPTS, "the" + " x" * 80]))
+    said = train_mtp(target, tmp_path / "some", *asked, steps=6)
+    assert "1 prompts are too long" in " ".join(said.split())
+
+
 def test_text_is_learned_from_beside_the_replies(target, finished, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("Write the x ? a the user\n" * 40 + "a x ? the\n" * 30)

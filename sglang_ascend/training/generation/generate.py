@@ -35,6 +35,7 @@ from sglang_ascend.training.targets.decoder import Decoder
 from sglang_ascend.training.targets.families import Target
 
 Tensor = torch.Tensor
+SHORTEST_PROMPT = 8  # tokens for which there must be room: few prompts are shorter
 MAX_DROPPED = 512  # conversations, and none kept: no more of them will be
 
 
@@ -71,6 +72,12 @@ class Generator:
         self.config = config
         self.tokenizer = AutoTokenizer.from_pretrained(target.folder)
         self.chat = ChatTokens.of(target.folder, self.tokenizer)
+        if self.room < SHORTEST_PROMPT:
+            raise ValueError(
+                f"of {config.max_length} tokens, the reply's among them, the chat template of "
+                f"{self.tokenizer.name_or_path} leaves {max(0, self.room)} to a prompt: take a "
+                "larger --max-length, or a template with a shorter system prompt."
+            )
         seed = config.seed * 100_000 + start  # `start`: shards already there
         self.rng = random.Random(seed)
         torch.manual_seed(seed)
@@ -80,7 +87,7 @@ class Generator:
             self.prompts = self._fitting(templated_prompts(seed, self.excluded, topics))
         else:
             self.prompts = self._fitting(self._not_excluded(prompts))
-        self.num_kept = self.num_dropped = 0
+        self.num_kept = self.num_dropped = self.num_too_long = 0
         self.decoder = Decoder(target, config.rows, config.max_length, getattr(torch, config.dtype))
         self.prefix_hidden = self._run_prefix()
 
@@ -99,15 +106,20 @@ class Generator:
                 self.excluded.add(prompt_key(prompt))
                 yield prompt
 
-    def _fitting(self, prompts: Iterable[str]) -> Iterator[str]:
-        """Those that leave room for a reply."""
+    @property
+    def room(self) -> int:
+        """Tokens of the longest prompt that leaves room for a reply."""
         longest = self.config.max_length
         room = longest - min(longest, self.config.max_reply_tokens) // 4
-        overhead = len(self.chat.prefix) + len(self.chat.to_reply)
+        return room - len(self.chat.prefix) - len(self.chat.to_reply)
+
+    def _fitting(self, prompts: Iterable[str]) -> Iterator[str]:
+        """Those that leave room for a reply."""
         for prompt in prompts:
-            length = len(self.tokenizer(prompt, add_special_tokens=False).input_ids)
-            if length + overhead <= room:
+            if len(self.tokenizer(prompt, add_special_tokens=False).input_ids) <= self.room:
                 yield prompt
+            else:
+                self.num_too_long += 1
 
     def _start(self) -> Conversation | None:
         """A new conversation; None once there is no prompt left for it."""
@@ -244,18 +256,21 @@ def generate_shards(
     excluded: set[str],
     num_tokens: int,
     prompts: Sequence[str] | None = None,
-) -> None:
+) -> str:
     """Adds shards of `config.seed` to `out` until that seed's hold `num_tokens` sampled tokens, or
     `prompts` has none left; without it the templates give them.
 
     After a kill the same call goes on behind the last whole shard, with a fresh random state. What
     shards of any seed have answered is not asked again.
+
+    Returns:
+        what is to be said of `prompts` that were left out; "" where there is nothing.
     """
     out.mkdir(parents=True, exist_ok=True)
     done = sorted(out.glob(f"shard-{config.seed:03d}-*.safetensors"))
     counted = sum(int((read_shard(path)["roles"] != FORCED).sum()) for path in done)
     if counted >= num_tokens:
-        return
+        return ""
     every = sorted(out.glob("shard-*.safetensors"))
     excluded = excluded | {
         prompt_key(prompt) for path in every for prompt in read_prompt_list(path)
@@ -271,4 +286,10 @@ def generate_shards(
             bar.set_postfix(kept=generator.num_kept, dropped=generator.num_dropped)
             bar.update(written)
             if counted >= num_tokens:
-                return
+                break
+    if prompts is None or not generator.num_too_long:
+        return ""
+    return (
+        f"{generator.num_too_long:,} prompts are too long and were left out: of the "
+        f"{config.max_length} tokens of prompt and reply a prompt may have {generator.room}"
+    )

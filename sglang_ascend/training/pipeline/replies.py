@@ -208,10 +208,14 @@ class RepliesPipeline(ABC):
             dtype=options.dtype,
         )
         excluded = {prompt_key(row["prompt"]) for row in self.held_out}
-        generate_shards(self.target, self.data, config, excluded, options.tokens, self.prompts)
+        tokens, prompts = options.tokens, self.prompts
+        left_out = generate_shards(self.target, self.data, config, excluded, tokens, prompts)
         made = provenance.generated(self.data)["sampled_tokens"]
+        if left_out:
+            left_out += "; a larger --max-length, with a new --out, takes them."
+            self.say(f"    {left_out}")
         if not made:
-            raise ValueError("no reply was worth keeping: give other --prompts.")
+            raise ValueError(left_out or "no reply was worth keeping: give other --prompts.")
         if made < options.tokens:
             self.say(
                 f"    --prompts gave {made:,} of {options.tokens:,} tokens: more of them and a "
