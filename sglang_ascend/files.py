@@ -1,7 +1,8 @@
-"""Files that others find whole: the old one or the new one."""
+"""Files that others find whole: the old one or the new one; folders that one command writes."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -38,3 +39,22 @@ def write_json(path: Path, content: Any) -> None:
     text = json.dumps(content, indent=2, ensure_ascii=False)
     with replaced(path) as part:
         part.write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def alone_in(folder: Path, name: str = "lock", option: str = "--out") -> Iterator[None]:
+    """Keeps a second command out of what `name` stands for in `folder`, which is made; the kernel
+    lets go of it when this process ends. `option` is what the second command would change.
+
+    Raises:
+        ValueError: another process is at work there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / name).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"another command is at work in {folder}: wait for it, or name another {option}."
+            ) from None
+        yield

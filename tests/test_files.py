@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_ascend.files import replaced, write_json
+from sglang_ascend.files import alone_in, replaced, write_json
 
 KILLED = """
 import os, signal, sys
@@ -59,3 +59,13 @@ def test_a_killed_writer_leaves_the_old_file_and_the_next_one_writes_it(path):
     write_json(path, {"é": 1})
     assert path.read_text(encoding="utf-8") == '{\n  "é": 1\n}\n'
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_one_command_is_at_work_in_a_folder_and_another_by_another_name(tmp_path):
+    folder, seed = tmp_path / "new", ("lock-001", "--seed")
+    for _ in range(2):
+        with alone_in(folder), alone_in(folder, *seed):
+            second = alone_in(folder, *seed)
+            sentence = f"at work in {folder}: wait for it, or name another --seed"
+            with pytest.raises(ValueError, match=sentence):
+                second.__enter__()

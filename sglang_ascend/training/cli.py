@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from sglang_ascend.files import alone_in
 from sglang_ascend.refusals import refusals
 from sglang_ascend.training.pipeline.options import OwnShareOption, PromptsOption, own_share_of
 
@@ -85,7 +86,10 @@ def generate(
         own_prompt_share=own_share_of(own_share, prompts),
         dtype=dtype_of_products(dtype, target.device),
     )
-    generate_shards(target, data, config, excluded, tokens, own)
+    with alone_in(data, f"lock-{seed:03d}", "--seed"):
+        left_out = generate_shards(target, data, config, excluded, tokens, own)
+    if left_out:
+        typer.echo(f"{left_out}.", err=True)
 
 
 @app.command()
@@ -109,9 +113,10 @@ def text(
     from sglang_ascend.training.targets.device import dtype_of_products
     from sglang_ascend.training.vocabulary.sources import parse_sources
 
-    target = _open(folder, device)
+    target, sources = _open(folder, device), parse_sources(text)
     products = getattr(torch, dtype_of_products(dtype, target.device))
-    write_text_shards(target, data, parse_sources(text), max_length, tokens, products)
+    with alone_in(data, "lock-text", "--data"):
+        write_text_shards(target, data, sources, max_length, tokens, products)
 
 
 @app.command()
@@ -167,7 +172,7 @@ def train(
         seed=seed,
         dtype=dtype_of_products(dtype, target.device),
     )
-    with trainer_class() as trainer:
+    with trainer_class(out) as trainer:
         trainer(layer, *target.embedding_and_head(), data, out, config, loss).run()
 
 

@@ -8,30 +8,35 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from sglang_ascend.files import alone_in
 from sglang_ascend.training.trainer import Trainer
 
 Tensor = torch.Tensor
 
 
 @contextmanager
-def trainer_class() -> Iterator[type[Trainer]]:
-    """`Trainer`, or `ParallelTrainer` with its group where torchrun started several processes.
+def trainer_class(out: Path) -> Iterator[type[Trainer]]:
+    """`Trainer`, or `ParallelTrainer` with its group where torchrun started several processes; who
+    writes is alone in `out`.
 
     A process that ends with its group open has gloo's threads still running, and is aborted at
     times ("terminate called without an active exception", pytorch issue 190489).
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        yield Trainer
+        with alone_in(out):
+            yield Trainer
         return
     dist.init_process_group("gloo")
     try:
-        yield ParallelTrainer
+        with alone_in(out) if dist.get_rank() == 0 else nullcontext():
+            yield ParallelTrainer
     finally:
         dist.destroy_process_group()
 

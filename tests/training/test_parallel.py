@@ -93,10 +93,11 @@ def test_two_processes_train_as_one_over_both_batches(folder):
 
 
 OPENS_A_GROUP = """
+from pathlib import Path
 import torch.distributed as dist
 from sglang_ascend.training.parallel import trainer_class
 try:
-    with trainer_class() as trainer:
+    with trainer_class(Path(__file__).with_name("out")) as trainer:
         assert dist.is_initialized()
         raise SystemExit(trainer.__name__ != "ParallelTrainer")
 finally:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from sglang_ascend.checkpoint import CheckpointError, validate_checkpoint
 from sglang_ascend.checkpoint.shards import INDEX_NAME
 from sglang_ascend.cli import app
+from sglang_ascend.files import alone_in
 from sglang_ascend.models.nano_deepseek import ARTIFACT
 from sglang_ascend.training.generation.conversation import FORCED, REPLY, USER
 from sglang_ascend.training.generation.shards import read_prompt_list, read_shard
@@ -112,6 +113,27 @@ def test_what_cannot_be_done_is_one_sentence(command, sentence, tmp_path: Path, 
     assert sentence in result.stderr
     missing = CliRunner().invoke(app, ["train", name, "--target", "NONE", *words])
     assert (missing.exit_code, missing.stderr.count("\n")) == (2, 1)
+
+
+def test_two_commands_do_not_write_the_same_files(tmp_path: Path) -> None:
+    """Two of one seed write shards of the same names, each over the other's."""
+    target, data = write_target(tmp_path / "target", "MiMoForCausalLM"), tmp_path / "data"
+    (tmp_path / "P").write_text('["Write the x ?"]')
+    generate = ("generate", "--data", data, "--exclude", tmp_path / "P", "--tokens", 9)
+    train(*generate, "--target", target)
+    (tmp_path / "text.txt").write_text("Write the user a x ? " * 8)
+    text = ("text", "--data", data, "--text", tmp_path / "text.txt", "--tokens", 9)
+    fit = ("train", "--data", data, "--out", tmp_path / "run", "--max-steps", 1)
+    with alone_in(data, "lock-000"), alone_in(data, "lock-text"), alone_in(tmp_path / "run"):
+        for words, option in ((generate, "--seed"), (text, "--data"), (fit, "--out")):
+            result = CliRunner().invoke(app, ["train", *map(str, (*words, "--target", target))])
+            assert result.exit_code == 2
+            assert f": wait for it, or name another {option}." in result.stderr
+        train(*generate, "--target", target, "--seed", 1)
+    assert {path.name for path in data.glob("*.safetensors")} == {
+        "shard-000-00000.safetensors",
+        "shard-001-00000.safetensors",
+    }
 
 
 def check_exported(target: Path, out: Path, run: Path) -> None:

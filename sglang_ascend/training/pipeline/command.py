@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from sglang_ascend.files import alone_in
 from sglang_ascend.refusals import refusals
 from sglang_ascend.training.pipeline import options as asked
 
@@ -109,7 +110,6 @@ def run(
     import torch
     from transformers.utils import logging
 
-    from sglang_ascend.training.pipeline.stages import alone_in
     from sglang_ascend.training.targets.device import compute_device, dtype_of_products
 
     device = compute_device(options["device"])

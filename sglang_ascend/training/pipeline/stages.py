@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from sglang_ascend.files import write_json
 from sglang_ascend.training.provenance import sha256
 
 FILE_NAME = "stages.json"
-LOCK_NAME = "lock"
 
 
 @dataclass(frozen=True)
@@ -134,24 +131,6 @@ class Stages:
             "files": {str(path.relative_to(self.path.parent)): sha256(path) for path in files},
         }
         write_json(self.path, {"stages": self.entries})
-
-
-@contextmanager
-def alone_in(out: Path) -> Iterator[None]:
-    """Keeps a second command out of `out`; the kernel lets go of it when this process ends.
-
-    Raises:
-        ValueError: another process is at work there.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / LOCK_NAME).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(
-                f"another command is at work in {out}: wait for it, or name another --out."
-            ) from None
-        yield
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
