@@ -275,12 +275,9 @@ def provenance(
 ) -> None:
     """Write where a layer comes from: data, settings, losses, versions, commit and what you add."""
     from sglang_ascend.files import write_json
-    from sglang_ascend.training.provenance import read_json, record
+    from sglang_ascend.training.provenance import read_facts, record
 
-    begin = read_json(facts) if facts else {}
-    added = {
-        name: read_json(Path(file)) for name, _, file in (pair.partition("=") for pair in add or ())
-    }
+    begin, added = read_facts(facts, add or [])
     write_json(out, {**begin, "note": note, **record(data, run), **added})
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 from safetensors import safe_open
 
+from sglang_ascend.checkpoint.reader import read_json_object
 from sglang_ascend.training.generation.conversation import REPLY, TEXT, USER
 from sglang_ascend.training.generation.shards import read_shard
 from sglang_ascend.training.trainer import CHECKPOINT
@@ -76,6 +78,8 @@ def generated(data: Path) -> dict[str, Any]:
 def last_losses(log: Path, entries: int = 20) -> dict[str, Any]:
     """Steps, rows and the mean distance of each recursion step over the last log entries."""
     lines = read_log(log)
+    if not lines:
+        raise ValueError(f"{log} says of no step: put the log of that training there.")
     last = lines[-entries:]
     steps = zip(*(line["losses"] for line in last), strict=True)
     return {
@@ -103,8 +107,10 @@ def sha256(path: Path) -> str:
 
 
 def hashes(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 by the files' names."""
-    return {path.name: sha256(path) for path in paths}
+    """SHA-256 by the files' names, or by whole paths of those that have one name."""
+    distinct = list(dict.fromkeys(paths))
+    times = Counter(path.name for path in distinct)
+    return {path.name if times[path.name] == 1 else str(path): sha256(path) for path in distinct}
 
 
 def digest(content: Any) -> str:
@@ -114,4 +120,23 @@ def digest(content: Any) -> str:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
+    """Raises ValueError: the file holds none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise ValueError(f"{path} is not JSON ({error}): repair it.") from None
+
+
+def read_facts(facts: Path | None, pairs: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The object in `facts`, and of each NAME=FILE.json what the file holds.
+
+    Raises:
+        ValueError: one has another form.
+    """
+    found = {}
+    for pair in pairs:
+        name, _, file = pair.partition("=")
+        if not file:
+            raise ValueError(f"--add {pair} names no file: write NAME=FILE.json.")
+        found[name] = read_json(Path(file))
+    return read_json_object(facts) if facts else {}, found

@@ -269,6 +269,22 @@ def test_evaluate_and_provenance_describe_the_exported_folder(tmp_path: Path) ->
     assert record["settings"]["training"]["max_steps"] == record["training"]["steps"] == STEPS
 
 
+def test_provenance_names_the_file_that_it_cannot_read(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "list.json").write_text("[1]")
+    bad, listed = tmp_path / "bad.json", tmp_path / "list.json"
+    for words, sentence in (
+        (("--facts", bad), f"{bad} is not valid JSON"),
+        (("--facts", listed), f"{listed} does not hold a JSON object"),
+        (("--add", f"figures={bad}"), f"{bad} is not JSON"),
+        (("--add", "figures"), "--add figures names no file: write NAME=FILE.json"),
+    ):
+        command = ("provenance", "--data", tmp_path, "--run", tmp_path, *words, tmp_path / "out")
+        result = CliRunner().invoke(app, ["train", *map(str, command)])
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert sentence in result.stderr
+
+
 def shards_of(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Writes `tensors` as two shards with an index, in place of the folder's weights."""
     names = sorted(tensors)

@@ -329,6 +329,11 @@ def test_text_is_learned_from_beside_the_replies(target, finished, tmp_path):
     with_text = (out / "model" / "model.safetensors").read_bytes()
     assert with_text != (finished / "model" / "model.safetensors").read_bytes()
     assert "--text is content" in refusal(target, out, steps=STEPS + 6)
+    (tmp_path / "more").mkdir()
+    more = tmp_path / "more" / "text.txt"
+    more.write_text("Write a x the user ?\n" * 40)
+    hashes = provenance.hashes([text, more, text])
+    assert hashes == {str(path): provenance.sha256(path) for path in (text, more)}
     gone = tmp_path / "gone.txt"
     assert f"{gone} does not exist" in refusal(target, tmp_path / "new", "--text", gone)
 
