@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from sglang_ascend.files import replaced
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME, read_draft_vocabulary
 from sglang_ascend.training.data import shard_paths
 from sglang_ascend.training.generation.conversation import TEXT
@@ -52,4 +53,5 @@ def listed_in(folder: Path, vocab_size: int) -> torch.Tensor:
 
 def write_draft_vocabulary(folder: Path, token_ids: list[int]) -> None:
     """Writes the file that `speculative.vocabulary.file.read_draft_vocabulary` reads."""
-    (folder / FILE_NAME).write_text(json.dumps({"token_ids": token_ids}) + "\n")
+    with replaced(folder / FILE_NAME) as part:
+        part.write_text(json.dumps({"token_ids": token_ids}) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -86,9 +87,9 @@ def train_draft(
     with refusals(RuntimeError), full_disk(out):
         settle(options)
         report = run(out, options, threads, lambda say: _pipeline(target, out, options, say))
-    served = f"python -m sglang.launch_server --model-path {target}"
-    served += f" --speculative-algorithm STANDALONE --speculative-draft-model-path {out / 'model'}"
-    tell(report, served)
+    served = f"python -m sglang.launch_server --model-path {quote(str(target))} "
+    served += "--speculative-algorithm STANDALONE --speculative-draft-model-path "
+    tell(report, served + quote(str(out / "model")))
     typer.echo(out / "model")
 
 

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -66,7 +67,7 @@ def train_mtp(
         settle(options)
         report = run(out, options, threads, lambda say: _pipeline(target, out, options, say))
     served = "python -m sglang.launch_server --speculative-algorithm MTP --model-path"
-    tell(report, f"{served} {out / 'model'}")
+    tell(report, f"{served} {quote(str(out / 'model'))}")
     typer.echo(out / "model")
 
 
