@@ -120,6 +120,8 @@ def test_shards_of_other_text_are_refused(tmp_path):
     with pytest.raises(ValueError, match="shards of other text: give the same --text"):
         write_text_shards(target, tmp_path / "data", [*one, *other], 16, 10_000)
     write_text_shards(target, tmp_path / "data", one, 16, 40)
+    with pytest.raises(ValueError, match="shards of pieces of 16 tokens: give the same"):
+        write_text_shards(target, tmp_path / "data", one, 24, 10_000)
 
 
 def test_text_with_a_held_out_prompt_is_left_out(tmp_path):

@@ -24,8 +24,9 @@ Tensor = torch.Tensor
 DOCUMENTS_PER_SHARD = 256
 MIN_TOKENS = 8  # of a piece: a shorter one has hardly a chain to learn from
 SHORTEST_HELD_OUT = 16  # letters of a prompt; what is shorter may stand in any text
-# In a shard's metadata: how many pieces of the stream it holds, and what the stream is of.
-_COUNT, _SOURCES = "documents", "sources"
+# In a shard's metadata: how many pieces of the stream it holds, what the stream is of and how long
+# its pieces are.
+_COUNT, _SOURCES, _LENGTH = "documents", "sources", "max_length"
 
 
 @torch.inference_mode()
@@ -65,7 +66,7 @@ def write_text_shards(
 
     Raises:
         ValueError: a source cannot be read, or has no piece that is long enough; shards are of
-            other sources.
+            other sources or of pieces of another length.
     """
     from transformers import AutoTokenizer
 
@@ -73,11 +74,7 @@ def write_text_shards(
     done = {path: read_metadata(path) for path in sorted(out.glob("text-*.safetensors"))}
     counted, last = sum(int(made["tokens"]) for made in done.values()), max(done, default=None)
     files = digest([[source.path.name, source.sha256()] for source in sources])
-    if any(made.get(_SOURCES, files) != files for made in done.values()):
-        raise ValueError(
-            f"{out} has shards of other text: give the same --text, more of it by --tokens, or "
-            "name another folder for new text."
-        )
+    _refuse_other(out, list(done.values()), files, max_length)
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
     begin = [i for i in tokenizer("").input_ids if i != tokenizer.eos_token_id]
     held_out = [key for key in excluded if len(key) >= SHORTEST_HELD_OUT]
@@ -98,12 +95,27 @@ def write_text_shards(
             forced = len(begin) or 1  # nothing drafts a first token
             rows = [(piece, forced, state) for piece, state in zip(pieces, states, strict=True)]
             tokens = sum(len(piece) - forced for piece in pieces)
-            metadata = {_COUNT: str(len(pieces)), "tokens": str(tokens), _SOURCES: files}
+            metadata = {_COUNT: str(len(pieces)), "tokens": str(tokens)}
+            metadata |= {_SOURCES: files, _LENGTH: str(max_length)}
             write_documents(path, rows, metadata)
             counted += tokens
             bar.update(tokens)
     if not counted:
         raise ValueError(f"{sources[0].path} has no text of {MIN_TOKENS} tokens: give more --text.")
+
+
+def _refuse_other(out: Path, done: list[dict[str, str]], files: str, max_length: int) -> None:
+    """Refuses shards of other pieces than those that would be skipped for them."""
+    if any(made.get(_SOURCES, files) != files for made in done):
+        raise ValueError(
+            f"{out} has shards of other text: give the same --text, more of it by --tokens, or "
+            "name another folder for new text."
+        )
+    if before := {int(made.get(_LENGTH, max_length)) for made in done} - {max_length}:
+        raise ValueError(
+            f"{out} has shards of pieces of {max(before)} tokens: give the same --max-length, or "
+            "name another folder."
+        )
 
 
 def _pieces(
