@@ -21,8 +21,9 @@ from sglang_ascend.speculative.vocabulary.file import (
     read_vocabulary,
 )
 from sglang_ascend.training.generation.conversation import FORCED, REPLY
+from sglang_ascend.training.vocabulary import sources as sources_module
 from sglang_ascend.training.vocabulary.build import Builder
-from sglang_ascend.training.vocabulary.sources import parse_sources
+from sglang_ascend.training.vocabulary.sources import documents, parse_sources
 
 VOCAB_SIZE = 4096
 ENGLISH = "Tom has 12 apples and buys 30 more. How many apples does Tom have in all?\n"
@@ -105,6 +106,49 @@ def test_of_shards_what_the_target_wrote_is_counted(tmp_path):
     (row,) = json.loads((tmp_path / "out/draft_vocabulary.json").read_text())["languages"]
     found = dict(zip(row["token_ids"], row["counts"], strict=True))
     assert found[9] == 300 and not found.get(5)
+
+
+def test_text_of_a_folder_called_like_a_language_and_from_windows_is_counted(tmp_path):
+    folder = tmp_path / "lang=en"
+    folder.mkdir()
+    cut = json.dumps({"text": ENGLISH + "\ud83d"})  # half of an emoji, which no tokenizer takes
+    lines = ["\ufeff" + cut, *[json.dumps(ENGLISH)] * 60]
+    (folder / "a.jsonl").write_bytes("\r\n".join(lines).encode())
+    result = build("--text", folder, "--text", f"en={folder}/a.jsonl", "--out", tmp_path)
+    assert result.exit_code == 0, result.output
+    content = json.loads((tmp_path / "draft_vocabulary.json").read_text())
+    assert {row["name"] for row in content["languages"]} == {"latin", "en"}
+
+
+def test_a_text_of_one_line_is_many_documents(tmp_path, monkeypatch):
+    """And is never read whole: a file may be larger than memory."""
+    monkeypatch.setattr(sources_module, "LINE_CHARACTERS", 2_000)
+    text = ENGLISH.replace("\n", " ") * 300
+    (tmp_path / "one.txt").write_text(text)
+    (source,) = parse_sources([str(tmp_path / "one.txt")])
+    found = list(documents(source, lambda part: [ord(letter) for letter in part]))
+    assert "".join(map(chr, (i for part in found for i in part))) == text
+    assert max(map(len, found)) == 2_000
+
+
+def test_the_place_that_is_not_utf8_counts_from_the_begin_of_the_file(tmp_path):
+    line = ("\xe9" * 49 + "\n").encode()
+    for name, count, rest in (("a.txt", 20_000, b"\xff"), ("b.txt", 400, b"\xe4\xb8")):
+        (tmp_path / name).write_bytes(line * count + rest)
+        result = build("--text", tmp_path / name, "--out", tmp_path / "out")
+        assert f"{name} is not UTF-8 at byte {99 * count}: convert it" in result.stderr
+
+
+def test_tokens_that_the_model_has_no_row_for_are_not_counted(tmp_path):
+    """Such as a pad token that a tokenizer was given, or shards of another tokenizer."""
+    tokens = torch.tensor([9] * 300 + [VOCAB_SIZE, 2 * VOCAB_SIZE], dtype=torch.int32)
+    roles = torch.full((302,), REPLY, dtype=torch.uint8)
+    lengths = torch.tensor([302], dtype=torch.int32)
+    save_file({"tokens": tokens, "roles": roles, "lengths": lengths}, tmp_path / "a.safetensors")
+    result = build("--text", f"own={tmp_path}", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads((tmp_path / "out/draft_vocabulary.json").read_text())["languages"]
+    assert row["counted_tokens"] == 300
 
 
 @pytest.mark.parametrize(

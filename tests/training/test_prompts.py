@@ -90,6 +90,16 @@ def test_prompts_come_from_lists_and_lines_and_are_not_repeated(text, tmp_path):
     assert read_prompts(path) == [{"domain": "prompts", "prompt": one} for one in wanted]
 
 
+def test_prompts_of_a_file_from_windows_and_of_a_cut_emoji_are_read(tmp_path):
+    """A JavaScript that cuts text amid a character writes half of it: no tokenizer takes that."""
+    path = tmp_path / "prompts.jsonl"
+    lines = b'{"prompt": "one \\ud83d"}', b"", '"\\ud83d\\ude00 zwei, drei \U0001f600"'.encode()
+    for begin, end in ((b"\xef\xbb\xbf", b"\r\n"), (b"", b"\n")):
+        path.write_bytes(begin + end.join(lines) + end)
+        prompts = [row["prompt"] for row in read_prompts(path)]
+        assert prompts == ["one \ufffd", "\U0001f600 zwei, drei \U0001f600"]
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

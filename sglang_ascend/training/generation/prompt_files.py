@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_ascend.training.generation.prompts import prompt_key
 
+BOM = "\ufeff"  # with which some programs of Windows begin every file
 _SHAPES = 'a string, {"prompt": …, "domain": …} or {"messages": [{"role": "user", "content": …}]}'
 
 
@@ -35,7 +36,7 @@ def keys_of(paths: Iterable[Path]) -> set[str]:
 def _rows(path: Path) -> list[tuple[int, Any]]:
     """Each row with its number, from 1."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8").removeprefix(BOM)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 at byte {error.start}: convert it.") from None
     number, rows = 0, []
@@ -61,7 +62,13 @@ def _prompt(path: Path, number: int, row: Any) -> dict[str, str]:
             prompt = next(users, None)
     if not isinstance(prompt, str) or not prompt.strip() or not isinstance(domain, str):
         raise ValueError(f"{path} must hold prompts, and row {number} is none of {_SHAPES}.")
-    return {"domain": domain, "prompt": prompt}
+    return {"domain": domain, "prompt": whole(prompt)}
+
+
+def whole(text: str) -> str:
+    """With U+FFFD for each half of a character beyond U+FFFF: JSON can hold one where a program cut
+    an emoji, and no tokenizer takes it."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _is_user(turn: dict[str, Any]) -> bool:

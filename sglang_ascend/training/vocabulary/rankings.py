@@ -33,10 +33,11 @@ class Counts:
         self.ranked, self.held_out = defaultdict(zeros), defaultdict(zeros)
         self._documents: dict[str, int] = defaultdict(int)
 
-    def add(self, language: str, tokens: list[int]) -> None:
+    def add(self, language: str, tokens: np.ndarray) -> None:
         number = self._documents[language] = self._documents[language] + 1
         into = self.held_out if number % HELD_OUT_EVERY == 0 else self.ranked
-        into[language] += np.bincount(tokens, minlength=self.vocab_size)
+        # In the document's time, whatever the vocabulary's size.
+        np.add.at(into[language], tokens, 1)
 
     def of(self, language: str) -> np.ndarray:
         return self.ranked[language] + self.held_out[language]
@@ -73,7 +74,9 @@ def count(
     counts, provenance = Counts(len(of_token)), []
     for source in sources:
         tokens_of: dict[str, int] = defaultdict(int)
-        for tokens in documents(source, encode):
+        for document in documents(source, encode):
+            found = np.array(document, np.int64)
+            tokens = found[found < counts.vocab_size]  # a tokenizer may have more than its model
             by_script = np.bincount(of_token[tokens], minlength=len(names)).tolist()
             language = source.language or dominant_script(dict(zip(names, by_script, strict=True)))
             counts.add(language, tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Callable, Iterator
@@ -13,9 +14,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from sglang_ascend.training.generation.conversation import FORCED
+from sglang_ascend.training.generation.prompt_files import whole
 
 # Characters of a text file that are counted as one document.
 DOCUMENT_CHARACTERS = 1000
+# Of one line that are read at once: a file may be one line.
+LINE_CHARACTERS = 100 * DOCUMENT_CHARACTERS
 # Where a JSON line has its text; "messages" holds a list of {"role", "content"}.
 TEXT_KEYS = ("text", "content", "prompt", "instruction", "input", "output", "response", "reply")
 
@@ -44,7 +48,8 @@ def parse_sources(asked: list[str]) -> list[Source]:
     sources = []
     for text in asked:
         language, equals, path = text.partition("=")
-        source = Source(Path(path), language) if equals else Source(Path(text), None)
+        is_named = equals and not Path(text).exists()  # a folder may be called lang=en
+        source = Source(Path(path), language) if is_named else Source(Path(text), None)
         if not source.path.exists():
             raise SourceError(f"{source.path} does not exist: name text to count.")
         paths = [source.path]
@@ -75,18 +80,33 @@ def documents(source: Source, encode: Callable[[str], list[int]]) -> Iterator[li
             tokens = encode(document) if isinstance(document, str) else document
             found = found or bool(tokens)
             yield tokens
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError:
         raise SourceError(
-            f"{source.path} is not UTF-8 at byte {error.start}: convert it, as with iconv."
+            f"{source.path} is not UTF-8 at byte {_first_not_utf8(source.path)}: convert it, as "
+            "with iconv."
         ) from None
     if not found:
         raise SourceError(f"{source.path} holds no text: leave it out.")
 
 
+def _first_not_utf8(path: Path) -> int:
+    """Of a whole file that is none; an error of reading counts from where its read began."""
+    decoder, end = codecs.getincrementaldecoder("utf-8")(), 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            kept = len(decoder.getstate()[0])
+            try:
+                decoder.decode(chunk)
+            except UnicodeDecodeError as error:
+                return end - kept + error.start
+            end += len(chunk)
+    return end - len(decoder.getstate()[0])  # the file ends within a character
+
+
 def _read_text(path: Path) -> Iterator[str]:
     lines, size = [], 0
-    with path.open(encoding="utf-8") as file:
-        for line in file:
+    with path.open(encoding="utf-8-sig") as file:
+        while line := file.readline(LINE_CHARACTERS):
             lines.append(line)
             size += len(line)
             if size >= DOCUMENT_CHARACTERS:
@@ -96,7 +116,7 @@ def _read_text(path: Path) -> Iterator[str]:
 
 
 def _read_json_lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -111,7 +131,7 @@ def _read_json_lines(path: Path) -> Iterator[str]:
                     f"{path}:{number} has no text: a line is a string, or an object with one of "
                     f"{', '.join(TEXT_KEYS)} or with messages."
                 )
-            yield text
+            yield whole(text)
 
 
 def _texts(row: Any) -> Iterator[str]:
