@@ -179,6 +179,15 @@ def test_a_missing_tokenizer_and_missing_text_are_refused_in_one_sentence(tmp_pa
         assert result.stderr.count("\n") == 1
 
 
+def test_what_cannot_be_written_is_refused_before_anything_is_counted(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(Builder, "count", lambda *_: pytest.fail("counted"))
+    asked, file = ("--text", texts["en.txt"]), texts["ru.txt"]
+    for words in (("--out", file), ("--out", tmp_path / "out", "--svg", file / "plot.svg")):
+        result = build(*asked, *words)
+        assert result.exit_code == 2 and str(file) in result.stderr, result.exception
+        assert result.stderr.count("\n") == 1
+
+
 LISTS = {
     "languages": [{"name": "en", "token_ids": [3, 1], "counts": [9, 2]}],
     "scripts": {"names": ["latin"], "of_token": [0] * 10},

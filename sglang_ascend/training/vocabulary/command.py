@@ -40,6 +40,8 @@ def build_vocabulary(
     with refusals():
         sources = parse_sources(text)
         builder = Builder(folder)
+        for written in (out, *([svg.parent] if svg else [])):  # refused before hours of counting
+            written.mkdir(parents=True, exist_ok=True)
         with tqdm(unit=" tokens", unit_scale=True, disable=None) as bar:
 
             def tick(source: Source, num_tokens: int) -> None:
