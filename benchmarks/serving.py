@@ -151,6 +151,10 @@ def main(
             print(json.dumps(report, indent=1))
         else:
             print_report(report)
+        if "ended_early" in report:
+            raise SystemExit(
+                f"these are the rounds before a server failed: {report['ended_early']}"
+            )
         return
     batches = batches or [1]
     held_out = rounds.read_tasks(prompts_file or HELD_OUT)

@@ -111,6 +111,9 @@ def write(report: Mapping[str, Any], out: Path) -> None:
 
     for suffix, content in ((".json", json.dumps(report, indent=1)), (".svg", draw(report))):
         out.with_name(out.name + suffix).write_text(content, encoding="utf-8")
+    if reason := report.get("ended_early"):
+        rounds = len(report["rounds"])
+        raise ValueError(f"{reason.rstrip('.')}; {out}.json has the {rounds} rounds before it.")
     typer.echo(f"{out}.json has the figures, {out}.svg the plot.", err=True)
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from sglang_ascend import __version__
-from sglang_ascend.bench.client import Client
+from sglang_ascend.bench.client import Client, ServerError
 from sglang_ascend.bench.figures.machine import describe_machine
 from sglang_ascend.bench.figures.report import paired, summarise
 from sglang_ascend.bench.options import MTP
@@ -64,13 +64,25 @@ def measure_tasks(
     temperature: float = 0.0,
     model: str | None = None,
 ) -> dict[str, Any]:
-    """The report; the servers are `plain` and `mtp`, one of them, or `a` and `b`."""
+    """The report; the servers are `plain` and `mtp`, one of them, or `a` and `b`.
+
+    Where a server fails behind the first round, `ended_early` says why, and the rounds before it
+    are what is reported.
+    """
     clients = {name: Client(url) for name, url in addresses.items()}
     infos = {name: client.info() for name, client in clients.items()}
     model = model or Path(next(iter(infos.values()))["model_path"]).name
     total = sum(-(-len(prompts) // batch) for prompts in tasks.values())
     running = run_tasks(clients, tasks, max_new_tokens, batch, temperature)
-    rounds = list(track(running, "rounds", total=total, console=console))
+    rounds: list[Round] = []
+    ended_early: dict[str, str] = {}
+    try:
+        for one in track(running, "rounds", total=total, console=console):
+            rounds.append(one)
+    except ServerError as error:
+        if not rounds:
+            raise
+        ended_early["ended_early"] = str(error)
     return {
         "machine": describe_machine(),
         "code": f"sglang-ascend {__version__}",
@@ -82,6 +94,7 @@ def measure_tasks(
             name: {"url": addresses[name], **{key: info.get(key) for key in SAID}}
             for name, info in infos.items()
         },
+        **ended_early,
         **_figures(rounds),
     }
 

@@ -12,6 +12,8 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import CliRunner
 
+from sglang_ascend.bench import run
+from sglang_ascend.bench.client import Client, ServerError
 from sglang_ascend.bench.figures.plot import draw
 from sglang_ascend.bench.figures.report import summarise
 from sglang_ascend.bench.rounds import Round, Sample, alternate, read_tasks
@@ -131,6 +133,27 @@ def test_a_report_that_is_not_there_is_the_one_that_is_named(tmp_path):
     for pair in ((before, "gone.json"), ("gone.json", before)):
         code, _, said = bench("--compare", *pair, "--out", str(tmp_path / "x"))
         assert code == 2 and "gone.json is no file: --compare takes two reports" in said
+
+
+def test_a_server_that_fails_does_not_take_the_rounds_before_it_along(tmp_path, monkeypatch):
+    left = rounds()[:2]
+
+    def failing(*_):
+        yield from left
+        raise ServerError("http://x answered HTTP 400: the prompt is too long.")
+
+    monkeypatch.setattr(Client, "info", lambda self: {"model_path": "m"})
+    monkeypatch.setattr(run, "run_tasks", failing)
+    asked = ("--url", "http://x", "--plain-url", "http://y", "--out", str(tmp_path / "x"))
+    code, _, said = bench(*asked)
+    assert code == 2
+    assert f"the prompt is too long; {tmp_path}/x.json has the 2 rounds before it." in said
+    report = json.loads((tmp_path / "x.json").read_text())
+    assert report["ended_early"].startswith("http://x answered HTTP 400")
+    assert report["rounds"] == [asdict(one) for one in left]
+    left.clear()
+    (tmp_path / "x.json").unlink()
+    assert bench(*asked)[0] == 2 and not (tmp_path / "x.json").exists()
 
 
 def test_rounds_of_other_prompts_are_not_compared(tmp_path):
