@@ -66,7 +66,7 @@ def test_user_turns_are_the_templates_unless_the_target_writes_some(tmp_path: Pa
 def test_prompts_of_a_file_are_what_is_generated_on(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "MiMoForCausalLM")
     (tmp_path / "held_out.json").write_text('["Write the x ?"]')
-    mine = ["Write a x ?", "Write the user a x"]
+    mine = ["Write a x ?", "Write the user a x", "Write a ? x"]  # of one key, two of them
     (tmp_path / "mine.json").write_text(json.dumps([*mine, "Write the x ?"]))
     train(
         *("generate", "--target", target, "--data", tmp_path / "data", "--tokens", 9_999),
@@ -82,7 +82,7 @@ def test_prompts_of_a_file_are_what_is_generated_on(tmp_path: Path) -> None:
         *("--seed", 1),
     )
     (shard,) = (tmp_path / "data").glob("shard-001-*.safetensors")
-    assert read_prompt_list(shard) == more[2:]  # no seed answers a prompt again
+    assert read_prompt_list(shard) == more[3:]  # no seed answers a prompt again
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Generator:
             topics = vocabulary_words(self.tokenizer)
             self.prompts = self._fitting(templated_prompts(seed, self.excluded, topics))
         else:
-            self.prompts = self._fitting(self._not_excluded(prompts))
+            self.prompts = self._fitting(self._noted(prompts))
         self.num_kept = self.num_dropped = self.num_too_long = 0
         self.decoder = Decoder(target, config.rows, config.max_length, getattr(torch, config.dtype))
         self.prefix_hidden = self._run_prefix()
@@ -99,12 +99,11 @@ class Generator:
         self.decoder.cache.share_prefix(len(hidden))
         return hidden
 
-    def _not_excluded(self, prompts: Sequence[str]) -> Iterator[str]:
-        """Those of `prompts` that are not held out and not done."""
+    def _noted(self, prompts: Sequence[str]) -> Iterator[str]:
+        """`prompts`, none of which will be a user turn of the target's own."""
         for prompt in prompts:
-            if prompt_key(prompt) not in self.excluded:
-                self.excluded.add(prompt_key(prompt))
-                yield prompt
+            self.excluded.add(prompt_key(prompt))
+            yield prompt
 
     @property
     def room(self) -> int:
@@ -272,9 +271,11 @@ def generate_shards(
     if counted >= num_tokens:
         return ""
     every = sorted(out.glob("shard-*.safetensors"))
-    excluded = excluded | {
-        prompt_key(prompt) for path in every for prompt in read_prompt_list(path)
-    }
+    answered = {prompt for path in every for prompt in read_prompt_list(path)}
+    if prompts is not None:  # 2 + 1 is not 2 - 1, which have one key
+        left = (prompt for prompt in prompts if prompt not in answered)
+        prompts = [prompt for prompt in left if prompt_key(prompt) not in excluded]
+    excluded = excluded | set(map(prompt_key, answered))
     number = 1 + int(done[-1].stem.rpartition("-")[2]) if done else 0
     generator = Generator(target, config, excluded, number, prompts)
     with tqdm(desc="generate", total=num_tokens, initial=counted, unit="token") as bar:
