@@ -73,7 +73,7 @@ def export_layer(layer: MTPLayer, path: Path) -> None:
 def _export_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
     """In the layout of the target; what it says of each file's hash is said anew."""
     source = target.quantized
-    with TemporaryDirectory(dir=out.parent) as beside:
+    with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
         save_file(layer.to_checkpoint(), Path(beside) / "model.safetensors")
         kept = {n: e for n, e in source.entries.items() if not n.startswith(target.mtp_prefix)}
         schemes = {n: s for n, s in source.schemes.items() if not n.startswith(target.mtp_prefix)}

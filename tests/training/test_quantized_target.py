@@ -2,6 +2,10 @@
 weights decoded, its inputs rounded; and is joined with that very target."""
 
 import json
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,6 +142,31 @@ def test_the_layer_is_joined_with_that_target_and_nothing_else_changed(trained):
     # Another layer takes the place of the one that is there, also where that one is quantized.
     again = Target.open(out / "model", may_be_quantized=True)
     assert again.mtp_tensors().keys() == layer.keys()
+
+
+KILLED = """
+import os, signal, sys
+from sglang_ascend.cli import app
+from sglang_ascend.quantization import convert
+convert._write = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+app(sys.argv[1:])
+"""
+
+
+def test_a_killed_export_leaves_nothing_once_the_command_ran_again(trained, tmp_path):
+    """Its unfinished folder has a name of its own, and the size of the target."""
+    target, finished = trained
+    out = tmp_path / "out"
+    shutil.copytree(finished, out)
+    shutil.rmtree(out / "model")
+    words = ["train-mtp", str(target), "--out", str(out)]
+    words += ["--held-out", str(finished.parent / "held-out.json"), *WORDS]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *words], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(out.glob(".model.part.*"))) == 2
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    assert (out / "model" / "config.json").exists() and not list(out.glob(".*"))
 
 
 @torch.inference_mode()

@@ -259,7 +259,8 @@ class RepliesPipeline(ABC):
     def _export(self) -> None:
         """What was not finished is begun anew; what is takes the old folder's place."""
         part = self.out / "model.part"
-        shutil.rmtree(part, ignore_errors=True)
+        for left in (part, *self.out.glob(f".{part.name}.*")):  # by a command that was killed
+            shutil.rmtree(left, ignore_errors=True)
         self._write_model(part)
         (part / PROVENANCE).unlink(missing_ok=True)  # the target's
         write_json(part / PROVENANCE, self._provenance(part))
