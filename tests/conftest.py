@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from importlib.util import find_spec
 from typing import Any
@@ -25,8 +26,21 @@ if find_spec("hypothesis"):
     settings.register_profile("suite", deadline=None)
     settings.load_profile("suite")
 
+# What is imported and collected stays until the end: Python's searches for garbage among it would
+# be half of the time of both, and would lengthen each later one.
+gc.disable()
+
 # These need the real torch_npu on emulated libraries: `make test-npu-emulated`, which sets this.
 collect_ignore = [] if "NPU_EMULATION" in os.environ else ["npu_emulation"]
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # nanobind reports what Python has not freed at its end
 
 
 class ServersInOneWorker(LoadScopeScheduling):
