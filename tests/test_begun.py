@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def begin(folder: Path, *command: str) -> Program:
+def begin(folder: Path, *command: str, **environ: str) -> Program:
     (folder / "input").write_text("asked")
     with (
         (folder / "input").open() as given,
@@ -47,7 +47,7 @@ def begin(folder: Path, *command: str) -> Program:
         (folder / "errors").open("w") as errors,
     ):
         streams = (stream.fileno() for stream in (given, output, errors))
-        return template().begin(command, {"ITS_OWN": "1"}, *streams)
+        return template().begin(command, {"ITS_OWN": "1", **environ}, *streams)
 
 
 def test_it_runs_as_python_runs_a_module(folder: Path) -> None:
@@ -64,6 +64,23 @@ def test_it_runs_as_python_runs_a_module(folder: Path) -> None:
         "imported": [],
         "input": "asked",
     }
+
+
+@pytest.mark.parametrize("has_a_path_of_its_own", [True, False])
+def test_its_path_and_the_sitecustomize_on_it_are_its_own(
+    folder: Path, has_a_path_of_its_own: bool
+) -> None:
+    (folder / "parts").mkdir()
+    (folder / "parts" / "sitecustomize.py").write_text("import part; part.is_begun = True")
+    (folder / "parts" / "part.py").write_text("is_begun = False")
+    (folder / "asks.py").write_text("import part; print(part.is_begun, part.__file__)")
+    environ = {"PYTHONPATH": str(folder / "parts")} if has_a_path_of_its_own else {}
+    status = begin(folder, "asks", **environ).wait()
+    said = (folder / "output").read_text()
+    if has_a_path_of_its_own:
+        assert (status, said) == (0, f"True {folder / 'parts' / 'part.py'}\n")
+    else:
+        assert "No module named 'part'" in (folder / "errors").read_text()
 
 
 def test_a_killed_one_is_waited_for_and_has_the_signals_status(folder: Path) -> None:

@@ -15,8 +15,7 @@ class BegunServer(LaunchedServer):
     """A server that begins so where it would not know."""
 
     def _begun(self, address: list[str]) -> Any:
-        # A sitecustomize.py is to run before any import, as in a process that Python starts.
-        if self.config.program != LAUNCH or "PYTHONPATH" in self.config.environment():
+        if self.config.program != LAUNCH:
             return super()._begun(address)
         command = [LAUNCH[-1], *self.config.arguments(), *address]
         with self.log_path.open("wb") as log, open(os.devnull, "rb") as nothing:
