@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,10 +25,15 @@ class MixedLoad:
     """Sends a mix from many clients at once; each finished greedy request goes to the twin too."""
 
     def __init__(
-        self, mix: RequestMix, client: LoadClient, twin: LoadClient, concurrency: int
+        self,
+        mix: RequestMix,
+        client: LoadClient,
+        twin: LoadClient,
+        concurrency: int,
+        most_requests: float = math.inf,
     ) -> None:
         self.mix, self.client, self.twin = mix, client, twin
-        self.concurrency = concurrency
+        self.concurrency, self.most_requests = concurrency, most_requests
         self.ends: Counter[str] = Counter()
         self.kinds: Counter[str] = Counter()
         self.sums: Counter[str] = Counter()
@@ -41,7 +47,8 @@ class MixedLoad:
 
     @property
     def goes_on(self) -> bool:
-        return len(self.problems) + len(self.mismatches) < MAX_PROBLEMS
+        is_bad = len(self.problems) + len(self.mismatches) >= MAX_PROBLEMS
+        return not is_bad and sum(self.ends.values()) < self.most_requests
 
     def run(self, seconds: float) -> None:
         """All clients, each with its next request as soon as its last one has ended."""

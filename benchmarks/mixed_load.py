@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import tempfile
@@ -122,6 +123,9 @@ def report_of(load: MixedLoad, seconds: float, log: str) -> dict[str, Any]:
 def main(
     minutes: Annotated[float, typer.Option(help="Minutes under load.")] = 30.0,
     concurrency: Annotated[int, typer.Option(help="Clients, one request each at a time.")] = 32,
+    most_requests: Annotated[
+        int | None, typer.Option("--requests", help="Ends the load before its time is over.")
+    ] = None,
     phases: Annotated[
         int, typer.Option(help="Times that the load stops and the idle server is checked.")
     ] = 6,
@@ -163,7 +167,7 @@ def main(
         both_servers(folder, max_total_tokens, concurrency, Path(logs)) as servers,
     ):
         clients = (LoadClient(servers[name].url, request_timeout) for name in ("mtp", "plain"))
-        load = MixedLoad(mix, *clients, concurrency)
+        load = MixedLoad(mix, *clients, concurrency, most_requests or math.inf)
         seconds = run_phases(load, minutes, phases)
         settings = {**taken_on(), "model": model, "seed": seed}
         settings |= {"concurrency": concurrency, "max_total_tokens": max_total_tokens}
@@ -179,4 +183,5 @@ def main(
 
 
 if __name__ == "__main__":
-    command.run(main, smoke="--minutes 0.5 --phases 1 --concurrency 8")
+    # Every kind is among so many, and some are retracted, however slow the machine is.
+    command.run(main, smoke="--requests 112 --phases 1 --concurrency 8")
