@@ -77,12 +77,15 @@ class Template:
     ) -> Program:
         """`python -m ARGUMENTS` in a folder, this one if none is given, with files for its input,
         output and errors, in a session of its own."""
+        return begin(self.address(), arguments, environ, streams, folder)
+
+    def address(self) -> str:
+        """Its socket, where it answers once it has imported everything."""
         while not Path(self._address).exists():
             if self._process.poll() is not None:
                 raise RuntimeError("the template of begun processes has ended.")
             time.sleep(0.05)
-        told = {**environ, TEMPLATE: self._address}
-        return _begin(self._address, arguments, told, streams, folder)
+        return self._address
 
     def run_text(
         self, text: str, arguments: Sequence[str], environ: Mapping[str, str], timeout: float
@@ -162,19 +165,21 @@ def again(arguments: Sequence[str], environ: Mapping[str, str], stdin: int = 0) 
     command = [*sys.orig_argv[1:], *arguments]
     if TEMPLATE not in environ:
         return subprocess.Popen([sys.executable, *command], env=dict(environ), stdin=stdin)
-    return _begin(environ[TEMPLATE], command[1:], environ, (stdin, 1, 2))
+    return begin(environ[TEMPLATE], command[1:], environ, (stdin, 1, 2))
 
 
-def _begin(
+def begin(
     address: str,
     arguments: Sequence[str],
     environ: Mapping[str, str],
     streams: Sequence[int],
     folder: str | None = None,
 ) -> Program:
+    """As ``Template.begin``, of the template with this socket."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
-    request = json.dumps([list(arguments), dict(environ), folder or os.getcwd()]).encode()
+    told = {**environ, TEMPLATE: address}
+    request = json.dumps([list(arguments), told, folder or os.getcwd()]).encode()
     socket.send_fds(connection, [request], list(streams))
     return Program(connection)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from begun import TEMPLATE, template
 from documented_commands import (
     DOCUMENTS,
     ROOT,
@@ -30,6 +31,7 @@ from benchmarks.server import ServerProcess
 from sglang_ascend.models.catalog import model_path
 
 TIMEOUT_S = 500
+BEGUN_COMMANDS = Path(__file__).parent / "begun_commands"  # its sitecustomize.py
 TABLE = read_table()
 HOW = ("run", "serve", "shown_by", "not_here")
 # A `make test ARGS=...` hands its variables to every make below it.
@@ -46,11 +48,20 @@ def environment(scratch: Path) -> dict[str, str]:
     return kept | {"PATH": path, "SCRATCH": str(scratch), "FOLDER": folder}
 
 
+def with_begun_servers(environ: dict[str, str]) -> dict[str, str]:
+    """Servers that commands start are copies of a process that has imported packages."""
+    paths = (str(BEGUN_COMMANDS), environ.get("PYTHONPATH"))
+    return environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        TEMPLATE: template().address(),
+    }
+
+
 def run(line: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-euo", "pipefail", "-c", MAKE + line],
         cwd=ROOT,
-        env=environment(scratch),
+        env=with_begun_servers(environment(scratch)),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
