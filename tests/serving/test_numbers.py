@@ -98,8 +98,9 @@ def test_a_radix_hit_has_the_reference_logprobs(
     page_size: int,
     batch_size: int,
 ) -> None:
-    """Questions behind one cached prefix: the new part's prompt and output log-probabilities."""
-    prefix = prompts[-2]
+    """Questions behind one cached prefix, of two pages at least: the new part's prompt and output
+    log-probabilities. The reference computes the prefix again for each."""
+    prefix = prompts[RAGGED_LENGTHS.index(400 if page_size == 128 else 129)]
     continued = [prefix + prompt[:40] for prompt in prompts[:batch_size]]
 
     def ask(server: LaunchedServer) -> list[Reply]:
