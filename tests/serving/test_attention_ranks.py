@@ -33,9 +33,9 @@ MIN_TOKENS_PER_STEP = 1.3
 # A rank that waits for one that does not come gives up, and a client that waits for it.
 RANKS_GIVE_UP_S, CLIENT_GIVES_UP_S = 20, 60
 
+SLOW = pytest.mark.slow
 pytestmark = [
     pytest.mark.sglang,
-    pytest.mark.slow,
     pytest.mark.timeout(TEST_TIMEOUT_S),
     pytest.mark.parametrize("model", ["nano-deepseek"]),
 ]
@@ -49,7 +49,14 @@ VARIANTS = {
     "four-with-shared-head": FOUR,
     "four-with-local-heads": (*FOUR, *LOCAL_HEAD),
 }
-each_variant = pytest.mark.parametrize("variant", VARIANTS)
+each_variant = pytest.mark.parametrize(
+    "variant", [pytest.param(name, marks=SLOW) for name in VARIANTS]
+)
+# One of them, which docs/deployment.md starts, whenever tests run.
+each_variant_or_one = pytest.mark.parametrize(
+    "variant",
+    [pytest.param(name, marks=[SLOW] * (name != "local-head")) for name in VARIANTS],
+)
 
 Prompts = list[list[int]]
 
@@ -121,7 +128,7 @@ def batches(server: LaunchedServer, since: int) -> list[tuple[int, str, int]]:
     return [(int(rank), kind, int(count)) for rank, kind, count in lines]
 
 
-@each_variant
+@each_variant_or_one
 def test_uneven_batches(ranks, prompts, reference, variant) -> None:
     since = len(ranks.log())
     many, few = prompts[:11], prompts[11:14]
@@ -145,7 +152,7 @@ def test_an_idle_rank_steps_beside_the_other(ranks, prompts, reference, busy, va
     assert {rank for rank, _, _ in batches(ranks, since)} == {busy}
 
 
-@each_variant
+@each_variant_or_one
 def test_one_rank_samples_and_the_other_does_not(
     ranks, unrelated_prompts, reference, variant
 ) -> None:
@@ -183,6 +190,7 @@ def broken(server: ServerConfig, mistake: str) -> ServerConfig:
     )
 
 
+@SLOW
 @pytest.mark.parametrize(
     "variant", ["nothing", "an_idle_rank_skips_a_forward", "ranks_choose_their_own_rows"]
 )
@@ -210,6 +218,7 @@ def test_ranks_that_part_are_found(servers, model_folder, prompts, reference, va
     assert bool(wrong_tokens(reference, prompts[:3], replies)) == (variant != "nothing")
 
 
+@SLOW
 @pytest.mark.parametrize("variant", ["nothing", "ranks_draw_apart"])
 def test_ranks_of_a_request_that_draw_apart_are_found(
     servers, model_folder, unrelated_prompts, reference, variant
