@@ -23,7 +23,8 @@ from sglang_ascend.bench.rounds import TASKS
 from sglang_ascend.files import write_json
 from sglang_ascend.svg import MTP, PLAIN, Panel, document
 from sglang_ascend.training.acceptance import Output, draft_matches, is_looping
-from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
+from sglang_ascend.training.generation.generate import generate_shards
+from sglang_ascend.training.generation.generator import GenerateConfig
 from sglang_ascend.training.generation.outputs import greedy_outputs, load_outputs, save_outputs
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.generation.prompts import prompt_key

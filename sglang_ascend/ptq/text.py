@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_ascend.training.generation.conversation import REPLY, USER
-from sglang_ascend.training.generation.generate import GenerateConfig, Generator
+from sglang_ascend.training.generation.generator import GenerateConfig, Generator
 from sglang_ascend.training.generation.outputs import greedy_replies
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.targets.families import Target

@@ -72,7 +72,8 @@ def generate(
 ) -> None:
     """Let the target write user turns and replies; store tokens and hiddens. Resumable."""
     _use_threads(threads)
-    from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
+    from sglang_ascend.training.generation.generate import generate_shards
+    from sglang_ascend.training.generation.generator import GenerateConfig
     from sglang_ascend.training.generation.prompt_files import keys_of, read_prompts
     from sglang_ascend.training.targets.device import dtype_of_products
 
@@ -87,9 +88,8 @@ def generate(
         dtype=dtype_of_products(dtype, target.device),
     )
     with alone_in(data, f"lock-{seed:03d}", "--seed"):
-        left_out = generate_shards(target, data, config, excluded, tokens, own)
-    if left_out:
-        typer.echo(f"{left_out}.", err=True)
+        for said in filter(None, generate_shards(target, data, config, excluded, tokens, own)):
+            typer.echo(said, err=True)
 
 
 @app.command()

@@ -31,7 +31,7 @@ from sglang_ascend.training.generation.conversation import (
     USER,
     ChatTokens,
 )
-from sglang_ascend.training.generation.generate import GenerateConfig
+from sglang_ascend.training.generation.generator import GenerateConfig
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import new_layer
 

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from sglang_ascend.training.data import collate, load_shards, pass_order
 from sglang_ascend.training.draft_vocabulary import frequent_ids, write_draft_vocabulary
+from sglang_ascend.training.generation import generator as generator_module
 from sglang_ascend.training.generation import outputs as outputs_module
 from sglang_ascend.training.generation.conversation import (
     FORCED,
@@ -24,7 +25,8 @@ from sglang_ascend.training.generation.conversation import (
     ChatTokens,
     Conversation,
 )
-from sglang_ascend.training.generation.generate import GenerateConfig, Generator, generate_shards
+from sglang_ascend.training.generation.generate import generate_shards
+from sglang_ascend.training.generation.generator import GenerateConfig, Generator
 from sglang_ascend.training.generation.outputs import (
     greedy_outputs,
     load_outputs,
@@ -154,6 +156,19 @@ def test_a_template_that_leaves_no_room_for_a_prompt_is_refused(target, tmp_path
     tokenizer.save_pretrained(folder)
     with pytest.raises(ValueError, match=r"leaves [0-7] to a prompt: take a larger --max-length"):
         Generator(replace(target, folder=folder), CONFIG, set())
+
+
+def test_a_target_that_has_no_more_user_turns_is_not_asked_for_ever(target, tmp_path, monkeypatch):
+    """What it wrote is kept, and a sentence says what would give more."""
+    monkeypatch.setattr(generator_module, "prompt_key", lambda prompt: "always this one")
+    monkeypatch.setattr(generator_module, "MAX_DROPPED", 20)
+    config = replace(CONFIG, own_prompt_share=1.0, second_turn_share=0.0)
+    short = generate_shards(target, tmp_path, config, set(), 10_000)
+    (path,) = tmp_path.glob("*.safetensors")
+    (sequence,) = load_shards([path])
+    assert f"wrote {int(sequence.trained.sum())} of 10,000 tokens" in short.ran_dry
+    assert "a smaller --own-share" in short.ran_dry
+    assert not short.too_long
 
 
 def test_a_reply_that_repeats_itself_is_seen_as_a_loop():

@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_targets import write_target
 
-from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
+from sglang_ascend.training.generation.generate import generate_shards
+from sglang_ascend.training.generation.generator import GenerateConfig
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.provenance import read_log
 from sglang_ascend.training.targets.families import Target

@@ -309,7 +309,7 @@ def test_prompts_that_are_too_long_are_said_to_be(target, tmp_path):
     asked = ("--prompts", prompts, "--own-share", "0")
     said = refusal(target, tmp_path / "out", *asked, steps=6)
     assert "12 prompts are too long and were left out: of the 64 tokens" in said
-    assert "a larger --max-length, with a new --out, takes them" in said
+    assert "A larger --max-length, with a new --out, takes them." in said
     prompts.write_text(json.dumps([*PROMPTS, "the" + " x" * 80]))
     said = train_mtp(target, tmp_path / "some", *asked, steps=6)
     assert "1 prompts are too long" in " ".join(said.split())

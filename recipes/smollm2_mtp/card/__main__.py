@@ -16,7 +16,7 @@ from recipes.smollm2_mtp.card.trainer import CardTrainer
 from recipes.smollm2_mtp.card.write import check, write
 from sglang_ascend.training.draft_vocabulary import listed_ids, write_draft_vocabulary
 from sglang_ascend.training.export import export_layer
-from sglang_ascend.training.generation.generate import GenerateConfig
+from sglang_ascend.training.generation.generator import GenerateConfig
 from sglang_ascend.training.generation.prompt_files import keys_of
 from sglang_ascend.training.targets.device import compute_device
 from sglang_ascend.training.targets.families import Target

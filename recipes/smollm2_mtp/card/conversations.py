@@ -1,6 +1,6 @@
 """Conversations that advance on the device, all rows by one token a step, and no host value in it.
 
-The rules are `sglang_ascend.training.generation.generate`'s; there each row is a Python object,
+The rules are `sglang_ascend.training.generation.generator`'s; there each row is a Python object,
 which some hundred rows have time for and some thousand have not.
 """
 
@@ -23,7 +23,7 @@ from sglang_ascend.training.generation.conversation import (
     WINDOW,
     ChatTokens,
 )
-from sglang_ascend.training.generation.generate import GenerateConfig
+from sglang_ascend.training.generation.generator import GenerateConfig
 
 Tensor = torch.Tensor
 

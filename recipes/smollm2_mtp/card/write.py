@@ -15,7 +15,7 @@ from recipes.smollm2_mtp.card.conversations import Conversations
 from recipes.smollm2_mtp.card.decode import CardDecoder, Weights, masked, paged
 from recipes.smollm2_mtp.card.store import Store
 from sglang_ascend.training.generation.conversation import ChatTokens
-from sglang_ascend.training.generation.generate import GenerateConfig
+from sglang_ascend.training.generation.generator import GenerateConfig
 from sglang_ascend.training.targets.families import Target
 
 Tensor = torch.Tensor

@@ -18,7 +18,8 @@ from sglang_ascend.bench.rounds import TASKS
 from sglang_ascend.files import write_json
 from sglang_ascend.training import provenance
 from sglang_ascend.training.acceptance import Output
-from sglang_ascend.training.generation.generate import GenerateConfig, generate_shards
+from sglang_ascend.training.generation.generate import generate_shards
+from sglang_ascend.training.generation.generator import GenerateConfig
 from sglang_ascend.training.generation.outputs import greedy_outputs, load_outputs, save_outputs
 from sglang_ascend.training.generation.prompt_files import read_prompts
 from sglang_ascend.training.generation.prompts import prompt_key
@@ -209,14 +210,17 @@ class RepliesPipeline(ABC):
         )
         excluded = {prompt_key(row["prompt"]) for row in self.held_out}
         tokens, prompts = options.tokens, self.prompts
-        left_out = generate_shards(self.target, self.data, config, excluded, tokens, prompts)
+        short = generate_shards(self.target, self.data, config, excluded, tokens, prompts)
         made = provenance.generated(self.data)["sampled_tokens"]
-        if left_out:
-            left_out += "; a larger --max-length, with a new --out, takes them."
-            self.say(f"    {left_out}")
+        too_long = short.too_long
+        if too_long:
+            too_long += " A larger --max-length, with a new --out, takes them."
+            self.say(f"    {too_long}")
         if not made:
-            raise ValueError(left_out or "no reply was worth keeping: give other --prompts.")
-        if made < options.tokens:
+            raise ValueError(too_long or "no reply was worth keeping: give other --prompts.")
+        if short.ran_dry:
+            self.say(f"    {short.ran_dry} It needs a new --out.")
+        elif made < options.tokens:
             self.say(
                 f"    --prompts gave {made:,} of {options.tokens:,} tokens: more of them and a "
                 "new --out would give more"
