@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 LAUNCH = (sys.executable, "-m", "sglang.launch_server")
-START_TIMEOUT_S = 300
+START_TIMEOUT_S = 300  # without a new line in the log
 REPLY_TIMEOUT_S = 900
 PR_SET_PDEATHSIG = 1
 SERVER_PORTS = range(10000, 22000)
@@ -74,13 +74,16 @@ class ServerProcess:
         return self._process.pid
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Raises RuntimeError with the log's tail if the server dies or takes too long.
+        """Raises RuntimeError with the log's tail if the server dies, or logs nothing for so long:
+        large weights take their time, and the log tells how many are read.
 
         SGLang chooses ports seconds before it binds them. Where another process was faster the
         server dies, and is started again.
         """
-        deadline = time.monotonic() + timeout_s
+        num_lines, deadline = 0, time.monotonic() + timeout_s
         while time.monotonic() < deadline:
+            if num_lines != (num_lines := self._num_lines()):
+                deadline = time.monotonic() + timeout_s
             if self._process.poll() is not None:
                 if self._num_starts == MAX_STARTS or not self._found_a_port_taken():
                     raise RuntimeError(f"the server died at start:\n{self.log_tail()}")
@@ -89,7 +92,10 @@ class ServerProcess:
             if self.is_healthy():
                 return
             time.sleep(0.3)
-        raise RuntimeError(f"the server did not start in {timeout_s:.0f} s:\n{self.log_tail()}")
+        raise RuntimeError(
+            f"the server has not started, and logged nothing for {timeout_s:.0f} s:\n"
+            f"{self.log_tail()}"
+        )
 
     def is_healthy(self) -> bool:
         try:
@@ -119,6 +125,10 @@ class ServerProcess:
 
     def log(self) -> str:
         return self.log_path.read_text(encoding="utf-8", errors="replace")
+
+    def _num_lines(self) -> int:
+        """Of the log, but for those of `is_healthy`, which is asked all the time."""
+        return sum("/health" not in line for line in self.log().splitlines())
 
     def log_tail(self, num_lines: int = 40) -> str:
         return "\n".join(line[:500] for line in deque(self.log().splitlines(), num_lines))

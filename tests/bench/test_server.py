@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 
+from sglang_ascend.bench import server as server_module
 from sglang_ascend.bench.server import MAX_STARTS, ServerProcess
 
 # Dies with what SGLang prints, as often as its first argument says, then answers /health.
@@ -60,3 +62,29 @@ def test_another_death_and_one_too_many_are_raised(
     finally:
         server.stop()
     assert len(starts.read_text().split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "starts"),
+    [("Loading safetensors", True), ('"GET /health HTTP/1.1" 503', False), ("", False)],
+)
+def test_a_server_has_the_time_that_its_weights_take_while_it_tells_of_them(
+    line: str, starts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ready when ten times as long as the limit is over, by a clock of this test."""
+    clock, program = count(step=50), (sys.executable, "-c", "import time; time.sleep(600)")
+    server = ServerProcess([], tmp_path / "log", program)
+    log = ["begins"]
+    monkeypatch.setattr(server_module.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(server_module.time, "sleep", lambda seconds: log.append(line))
+    monkeypatch.setattr(server, "log", lambda: "\n".join(filter(None, log)))
+    monkeypatch.setattr(server, "is_healthy", lambda: next(clock) > 3000)
+    try:
+        if starts:
+            server.wait_until_ready(300)
+        else:
+            with pytest.raises(RuntimeError, match="logged nothing for 300 s:\nbegins"):
+                server.wait_until_ready(300)
+    finally:
+        monkeypatch.undo()
+        server.stop()
