@@ -99,8 +99,8 @@ def vocabulary_list(
 ) -> tuple[list[int], list[int]]:
     """(token ids, the most frequent first; their counts): at most ``size`` that occur, special ones
     among them whether they occur or not."""
-    special = sorted(special_ids)
-    chosen = [i for i in ranking(counts).tolist() if counts[i] and i not in set(special)]
-    ids = [*special, *chosen][: max(size, len(special))]
+    special = set(special_ids)
+    chosen = [i for i in ranking(counts).tolist() if counts[i] and i not in special]
+    ids = [*sorted(special), *chosen][: max(size, len(special))]
     ids.sort(key=lambda i: -counts[i])
     return ids, counts[ids].tolist()
