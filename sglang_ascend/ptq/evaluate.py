@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from sglang_ascend.training.targets.families import Target
 @dataclass(frozen=True)
 class Score:
     """Sums over the positions of one text, float64.
+
+    A position behind the same tokens as one of an earlier text is left out, as in a system prompt
+    that all begin with: it is the same sample.
 
     Attributes:
         kl: KL(reference || this) of the next token, nats.
@@ -84,6 +87,7 @@ class Judge:
     def __init__(self, against: Path, texts: list[Text], num_steps: int = 3) -> None:
         self._texts, self._num_steps = texts, num_steps
         self._float = _Model(against, Weights(against))
+        self._is_new = first_seen(texts)
         self._wanted, seconds = self._hidden(self._float)
         self.reference = self._evaluated(self._float, self._wanted, seconds)
 
@@ -111,7 +115,7 @@ class Judge:
 
     def _evaluated(self, model: _Model, hidden: list[Tensor], seconds: float) -> Evaluated:
         accepted = _accepted(model, hidden, self._texts, self._num_steps)
-        rows = zip(self._texts, hidden, self._wanted, accepted, strict=True)
+        rows = zip(self._texts, self._is_new, hidden, self._wanted, accepted, strict=True)
         scores = [_score(model, self._float, *row) for row in rows]
         tokens = sum(len(text.tokens) for text in self._texts)
         return Evaluated(model.folder, scores, model.weights.num_bytes, tokens / seconds)
@@ -128,15 +132,34 @@ class _Model:
         self.vocabulary = len(self.embedding)
 
 
+def first_seen(texts: Sequence[Text]) -> list[Tensor]:
+    """bool [n - 1] of each text: no earlier one has the same tokens up to that position."""
+    found: list[Tensor] = []
+    nodes: dict[tuple[int, int], int] = {}  # of all texts' tree of tokens, by node above and token
+    for text in texts:
+        above, is_new = 0, []
+        for token in text.tokens[:-1].tolist():
+            is_new.append((above, token) not in nodes)
+            above = nodes.setdefault((above, token), len(nodes) + 1)
+        found.append(torch.tensor(is_new, dtype=torch.bool))
+    return found
+
+
 def _score(
-    model: _Model, reference: _Model, text: Text, own: Tensor, other: Tensor, accepted: list[int]
+    model: _Model,
+    reference: _Model,
+    text: Text,
+    is_new: Tensor,
+    own: Tensor,
+    other: Tensor,
+    accepted: list[int],
 ) -> Score:
     """Of one text, from the hidden states that the model and the reference make of it."""
-    expected = F.log_softmax(reference.logits(other[:-1]).double(), -1)
-    found = F.log_softmax(model.logits(own[:-1]).double(), -1)
-    following = text.tokens[1:, None]
-    divergence = (expected.exp() * (expected - found)).sum(-1)  # [n - 1]
-    of_reply = divergence[text.prompt_length - 1 :]
+    expected = F.log_softmax(reference.logits(other[:-1][is_new]).double(), -1)
+    found = F.log_softmax(model.logits(own[:-1][is_new]).double(), -1)
+    following = text.tokens[1:, None][is_new]
+    divergence = (expected.exp() * (expected - found)).sum(-1)
+    of_reply = divergence[is_new[: text.prompt_length - 1].sum() :]
     return Score(
         domain=text.domain,
         kl=float(divergence.sum()),

@@ -62,23 +62,31 @@ def logits_of(target: Target, decoded: Checkpoint | None, tokens: torch.Tensor) 
 
 @torch.inference_mode()
 def test_the_sums_are_those_of_transformers_on_decoded_weights(nano, w8a16, texts, results):
+    """Over positions behind tokens that no earlier text begins with."""
     target, decoded = Target.open(nano), Checkpoint.open(w8a16)
     _, weight_only, integer = results
     for index in (0, 3):
-        tokens = texts[index].tokens
+        tokens, earlier = texts[index].tokens, [text.tokens for text in texts[:index]]
+        is_new = torch.tensor(
+            [
+                not any(torch.equal(other[:n], tokens[:n]) for other in earlier)
+                for n in range(1, len(tokens))
+            ]
+        )
+        assert is_new.all() == (index == 0)
         p = logits_of(target, None, tokens)[:-1].log_softmax(-1)
         q = logits_of(target, decoded, tokens)[:-1].log_softmax(-1)
         divergence = (p.exp() * (p - q)).sum(-1)
-        kl = divergence.sum().item()
-        surprise = -q[torch.arange(len(q)), tokens[1:]].sum().item()
+        kl = divergence[is_new].sum().item()
+        surprise = -q[torch.arange(len(q)), tokens[1:]][is_new].sum().item()
         found = weight_only.scores[index]
         assert found.kl == pytest.approx(kl, rel=0.02)
-        predicts_reply = torch.arange(len(q)) + 1 >= texts[index].prompt_length
+        predicts_reply = is_new & (torch.arange(len(q)) + 1 >= texts[index].prompt_length)
         assert found.reply_kl == pytest.approx(divergence[predicts_reply].sum().item(), rel=0.02)
         assert found.reply_positions == predicts_reply.sum()
         assert found.surprise == pytest.approx(surprise, rel=1e-4)
-        assert found.agreed == (p.argmax(-1) == q.argmax(-1)).sum().item()
-        assert found.positions == len(tokens) - 1
+        assert found.agreed == (p.argmax(-1) == q.argmax(-1))[is_new].sum().item()
+        assert found.positions == is_new.sum()
         other = integer.scores[index].kl  # the control: int8 inputs are another product
         assert other != pytest.approx(kl, rel=0.5)
 
@@ -119,6 +127,16 @@ def test_every_slot_of_a_greedy_reply_counts_and_its_chain_is_drafted_one_by_one
     assert [score.accepted for score in results[0].scores] == counts.tolist()
     slots, _, _, whole = counts.sum(0)
     assert slots > whole > 0  # the control: not every chain is kept, nor none
+
+
+def test_a_text_that_is_there_twice_counts_once(nano, nano_w8a8, texts):
+    """Of the second one only its drafts are counted, which are as many as a reply has."""
+    twice = evaluate([nano_w8a8], nano, [*texts[:2], texts[0]])[1]
+    first = twice.scores[0]
+    assert first.positions == len(texts[0].tokens) - 1
+    again = twice.scores[2]
+    assert (again.positions, again.kl, again.reply_positions, again.reply_kl) == (0, 0, 0, 0)
+    assert again.accepted == first.accepted
 
 
 def score(kl: float, positions: int, domain: str = "any") -> Score:
