@@ -192,7 +192,6 @@ def main(address: str) -> str:
     for module in IMPORTED:
         importlib.import_module(module)
     gc.freeze()
-    atexit.register(gc.unfreeze)  # nanobind reports what Python has not freed at its end
     gc.enable()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"{address}.new")
@@ -246,5 +245,27 @@ def become(arguments: list[str], environ: dict[str, str], folder: str, streams: 
     return arguments[0]
 
 
+def run(address: str) -> None:
+    """A copy's module, as Python runs it and ends it, but that nothing is freed: that takes a copy
+    seconds, for all that the template has imported."""
+    status = 1
+    # What is registered first is called last, behind what packages register.
+    atexit.register(lambda: leave(status))
+    try:
+        runpy.run_module(main(address), run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            status = (end.code or 0) & 0xFF
+        raise
+
+
+def leave(status: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            stream.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    runpy.run_module(main(sys.argv[1]), run_name="__main__", alter_sys=True)
+    run(sys.argv[1])

@@ -29,6 +29,15 @@ print("an error", file=sys.stderr)
 sys.exit(3)
 """
 
+# What a thread and a registered function say last, without a line's end, and a folder that is gone.
+ENDS = """
+import atexit, pathlib, sys, tempfile, threading, time
+atexit.register(print, "registered", end="")
+threading.Thread(target=lambda: time.sleep(0.1) or print("thread", end=" ")).start()
+temporary = tempfile.TemporaryDirectory()
+pathlib.Path("temporary").write_text(temporary.name)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -81,6 +90,23 @@ def test_its_path_and_the_sitecustomize_on_it_are_its_own(
         assert (status, said) == (0, f"True {folder / 'parts' / 'part.py'}\n")
     else:
         assert "No module named 'part'" in (folder / "errors").read_text()
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "said"),
+    [
+        ("", 0, ""),
+        ("sys.exit(7)", 7, ""),
+        ("sys.exit('words')", 1, "words\n"),
+        ("raise ValueError('words')", 1, "ValueError: words\n"),
+    ],
+)
+def test_it_ends_as_python_ends(folder: Path, last: str, status: int, said: str) -> None:
+    (folder / "ends.py").write_text(ENDS + last)
+    assert begin(folder, "ends").wait() == status
+    assert (folder / "output").read_text() == "thread registered"
+    assert (folder / "errors").read_text().endswith(said)
+    assert not Path((folder / "temporary").read_text()).exists()
 
 
 def test_a_killed_one_is_waited_for_and_has_the_signals_status(folder: Path) -> None:
