@@ -1,11 +1,12 @@
 """Runs SGLang's own argument handling on many command lines, for its import takes seconds.
 
-stdin: {name: [flag, ...]}; stdout's last line: {name: [outcome, message]}. Up to here, and no
-further, `python -m sglang.launch_server` does the same before it starts anything.
+Argument: a file of {name: [flag, ...]}; stdout's last line: {name: [outcome, message]}. Up to here,
+and no further, `python -m sglang.launch_server` does the same before it starts anything.
 """
 
 import json
 import sys
+from pathlib import Path
 
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import prepare_server_args
@@ -23,6 +24,6 @@ def outcome(flags: list[str]) -> tuple[str, str]:
 
 if __name__ == "__main__":
     load_plugins()
-    command_lines = json.load(sys.stdin)
+    command_lines = json.loads(Path(sys.argv[1]).read_text())
     outcomes = {name: outcome(flags) for name, flags in command_lines.items()}
     print("\n" + json.dumps(outcomes))

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -130,16 +129,13 @@ def command_lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[st
 
 
 @pytest.fixture(scope="module")
-def outcomes(command_lines: dict[str, list[str]]) -> dict[str, tuple[str, str]]:
-    script = Path(__file__).with_name("refused_starts.py")
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        input=json.dumps(command_lines),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+def outcomes(
+    command_lines: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[str, str]]:
+    given = tmp_path_factory.mktemp("given") / "command_lines.json"
+    given.write_text(json.dumps(command_lines))
+    here = str(Path(__file__).parent)
+    done = template().run(["refused_starts", str(given)], os.environ, 300, here)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
