@@ -4,12 +4,12 @@ has not."""
 
 import json
 import os
-import subprocess
-import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from begun import template
 
 from sglang_ascend.ops.attention.tiles import ASCEND
 
@@ -23,11 +23,11 @@ ATTENTION = {
 }
 
 
+@cache
 def programs(*words: str) -> dict[str, Any]:
     """How many each kernel asks for at start and later."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    command = [sys.executable, str(PROGRAM), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = template().run([PROGRAM.stem, *words], environment, 300, str(PROGRAM.parent))
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from begun import template
 from processors import HASWELL
 
 ROOT = Path(__file__).parents[2]
@@ -71,10 +70,9 @@ def bits_of_two_starts(
     (folder / "attention.py").write_text(attention, encoding="utf-8")
     paths = os.pathsep.join([str(folder), str(ROOT)])
     environment = {**os.environ, **processor, "NUMBA_CACHE_DIR": str(folder), "PYTHONPATH": paths}
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    return [
-        json.loads(subprocess.check_output(command, env=environment, text=True)) for _ in range(2)
-    ]
+    starts = [template().run_text(PROGRAM, [], environment, 300) for _ in range(2)]
+    assert not any(done.returncode for done in starts), starts
+    return [json.loads(done.stdout) for done in starts]
 
 
 @PROCESSORS

@@ -11,21 +11,24 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from begun import template
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sglang_ascend"
+# What begins a process has imported of the package itself is forgotten.
 PROGRAM = """
-import json, torch
+import json, sys, torch
+for name in [name for name in sys.modules if name.partition(".")[0] == "sglang_ascend"]:
+    del sys.modules[name]
 from sglang_ascend.ops.layers import numba as layers
 
 gated = layers.swiglu(torch.ones(1, 32))[0, 0].item()
 stats = layers.gate_rows.stats
-print(json.dumps([gated, sum(stats.cache_hits.values()), sum(stats.cache_misses.values())]))
+counts = sum(stats.cache_hits.values()), sum(stats.cache_misses.values())
+print(json.dumps([layers.__file__, gated, counts]))
 """
 LOADED, COMPILED = (1, 0), (0, 1)
 
@@ -39,11 +42,12 @@ def package(tmp_path) -> Path:
 
 def start(package: Path, **variables: str) -> tuple[float, tuple[int, int]]:
     """What the row is gated to, and how often the kernel was loaded and compiled."""
-    environment = {**os.environ, "PYTHONPATH": "", **variables}
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    said = subprocess.check_output(command, env=environment, cwd=package.parent, text=True)
-    gated, hits, misses = json.loads(said)
-    return gated, (hits, misses)
+    environment = {**os.environ, "PYTHONPATH": str(package.parent), **variables}
+    done = template().run_text(PROGRAM, [], environment, 300)
+    assert done.returncode == 0, done.stderr
+    ran, gated, counts = json.loads(done.stdout)
+    assert Path(ran).is_relative_to(package)
+    return gated, tuple(counts)
 
 
 def double_exp(package: Path) -> None:

@@ -7,12 +7,11 @@ scattered over shuffled pages of a pool whose other slots are poisoned.
 import copy
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from begun import template
 from paged_batch import Batch, agrees, attend_by_loops, uniform_batch
 from processors import HASWELL
 
@@ -219,7 +218,7 @@ def test_the_oracle_agrees_with_a_softmax_done_by_hand():
 def test_compiled_for_another_processor_it_is_the_same_attention(tmp_path):
     """Vectors and tiles are smaller without AVX-512."""
     program = (
-        "import torch, sys; sys.path.insert(0, 'tests/ops')\n"
+        "import torch\n"
         "from paged_batch import agrees, uniform_batch\n"
         "from sglang_ascend.ops.numba_vectors import LANES\n"
         "assert LANES == 8, LANES\n"
@@ -228,5 +227,7 @@ def test_compiled_for_another_processor_it_is_the_same_attention(tmp_path):
         "        batch = uniform_batch(shape, query_len, 16, torch.bfloat16)\n"
         "        assert agrees(batch.gqa('numba'), batch.expected()), (shape, query_len)\n"
     )
-    environment = {**os.environ, **HASWELL, "NUMBA_CACHE_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, cwd=ROOT)
+    paths = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
+    caches = {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": paths}
+    done = template().run_text(program, [], {**os.environ, **HASWELL, **caches}, 300)
+    assert done.returncode == 0, done.stderr
