@@ -134,8 +134,13 @@ def test_0010_keeps_npu_methods_for_the_npu(patched, on_npu, method):
 @pytest.mark.parametrize("ids", [[0, 49], [50], [-1, 3], [3, 2**40], [], None])
 @pytest.mark.parametrize("from_client", [True, False])
 def test_0011_refuses_what_our_hook_refuses(patched, ids, from_client):
-    refused = bool(from_client and ids and not all(0 <= token < 50 for token in ids))
+    refused = ids == [] or bool(from_client and ids and not all(0 <= token < 50 for token in ids))
     judge_request(patched, {"input_ids": ids if from_client else None}, ids, refused)
+
+
+@pytest.mark.parametrize("session", [{"id": "one"}, None])
+def test_0011_refuses_no_tokens_where_no_session_has_others(patched, session):
+    judge_request(patched, {"input_ids": None, "session_params": session}, [], not session)
 
 
 @pytest.mark.parametrize(

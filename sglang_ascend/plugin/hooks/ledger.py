@@ -53,8 +53,8 @@ COMMON_HOOKS = (
     Hook(
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
         replacement=f"{_OURS}.requests.checks.refuse_unservable_request",
-        why="a token id or a number of logprobs outside the vocabulary, or ragged embeddings, "
-        "end the server",
+        why="a prompt of no tokens, a token id or a number of logprobs outside the vocabulary, or "
+        "ragged embeddings, end the server",
         delete_when="core validates input_ids, top_logprobs_num and input_embeds",
         sources=("c4fc64486860d1eb",),
         patch="0011-validate-input-ids.patch",

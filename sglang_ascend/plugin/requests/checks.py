@@ -15,8 +15,12 @@ def refuse_unservable_request(
 ) -> None:
     """Around ``TokenizerManager._validate_one_request``. Raises ValueError, which becomes a 400.
 
-    Only ids that the client sent are judged: a tokenizer's own need no check.
+    Only ids that the client sent are judged: a tokenizer's own need no check. A session's request
+    may add nothing to what is there. SGLang itself refuses no ids, but not a text of no tokens.
     """
+    is_empty = input_ids is not None and len(input_ids) == 0
+    if is_empty and not getattr(obj, "session_params", None):
+        raise ValueError("the prompt has no tokens: send at least one.")
     if input_ids and getattr(obj, "input_ids", None) is not None:
         vocab_size = self.model_config.vocab_size
         wrong = [token for token in (min(input_ids), max(input_ids)) if not 0 <= token < vocab_size]
