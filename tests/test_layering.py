@@ -36,7 +36,7 @@ TABLE: dict[str, set[str]] = {
     "speculative": {"ops", "attention", "refusals", "sampling", "svg"},
     "checkpoint": set(),
     "quantization": {"ops", "checkpoint", "refusals"},
-    "memory": {"checkpoint", "quantization", "refusals"},
+    "memory": {"checkpoint", "quantization", "refusals", "speculative"},
     "models": {"env", "files"},
     "training": {
         "bench",

@@ -30,7 +30,7 @@ def plan_memory(
         typer.Option(min=1, help="Devices (--tp-size); repeatable. Default: 1, 2, 4, 8, 16."),
     ] = None,
     dp_size: Annotated[
-        int, typer.Option(min=1, help="Attention groups, with --enable-dp-attention.")
+        int, typer.Option(min=1, help="With --enable-dp-attention: one group a rank.")
     ] = 1,
     device_gib: Annotated[float, typer.Option(min=1, help="Memory of one device, GiB.")] = 64,
     mem_fraction_static: Annotated[
@@ -47,9 +47,9 @@ def plan_memory(
     Counts the tensors that config.json implies, MTP layer included: in all as files hold them, on
     a rank as this package's methods load them on an NPU, and says what is held decoded. Heads,
     experts and vocabulary are divided, norms, routers and the projections into the latent space are
-    on every rank. The KV cache is bf16. What activations, graphs and libraries take beside
-    --mem-fraction-static is not counted, and nothing is measured. SGLang's own count leaves out
-    what --speculative-adaptive keeps: give it the tokens as --max-total-tokens.
+    on every rank; one rank alone has a draft vocabulary's head too. The KV cache is bf16. Not
+    counted: rotary tables, activations, graphs and libraries. Nothing is measured. SGLang's own
+    count leaves out what --speculative-adaptive keeps: give it the tokens as --max-total-tokens.
 
     Example: `sglang-ascend plan-memory my-deepseek --ranks 8 --ranks 16`
     """
@@ -85,8 +85,9 @@ def _fitting(heads: int, ranks: list[int] | None, dp_size: int) -> list[int]:
     """`ranks`, or those of the default that can serve the model at all."""
     if ranks:
         return ranks
-    groups = [number for number in DEFAULT_RANKS if number % dp_size == 0]
-    return [number for number in groups if heads % (number // dp_size) == 0] or [dp_size]
+    if dp_size > 1:
+        return [dp_size]
+    return [number for number in DEFAULT_RANKS if heads % number == 0]
 
 
 def _print(plans: list[Plan], context_length: int) -> None:

@@ -44,12 +44,15 @@ def rank_weights(weights: Weights, divisors: Mapping[Share, int], rank: int) -> 
     """
     total = sum(ceil(size / divisors[share]) * n for (size, share), n in weights.floats.items())
     decoded: dict[str, set[str]] = {}
-    for layer, count in weights.layers.items():
+    layers = weights.layers.copy()
+    if weights.draft_head and divisors[Share.RANKS] == 1:  # a split head is drafted by whole
+        layers[weights.draft_head] += 1
+    for layer, count in layers.items():
         own = rank if layer.is_cut_by_columns else 0  # slices of rows are alike
         slices = tuple((share, (number, own % number)) for share, number in divisors.items())
         kept = _held(layer, weights.layout, slices)
         total += kept.num_bytes * count
-        if kept.is_float:
+        if kept.is_float and layer.quantized:
             place = "experts." if layer.has_experts else ""
             for name, scheme in layer.quantized:
                 decoded.setdefault(scheme.name, set()).add(place + name)

@@ -13,6 +13,8 @@ from sglang_ascend.memory.held import rank_weights
 from sglang_ascend.memory.weights import FLOAT_BYTES, Share, Weights
 
 TOKEN_ID_BYTES = 8
+# Whose layers exchange rows under data-parallel attention, as the plugin serves them.
+EXCHANGE_ROWS = ("DeepseekV3ForCausalLM",)
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ def plan(config: ModelConfig, weights: Weights, deployment: Deployment) -> Plan:
         weights.total_bytes,
         token_bytes=token,
     )
+    if refusal := _refusal(config, deployment):
+        return replace(one, refused=refusal)
     divisors = _divisors(config, deployment)
     try:
         ranks = [rank_weights(weights, divisors, rank) for rank in range(deployment.ranks)]
@@ -116,6 +120,18 @@ def plan(config: ModelConfig, weights: Weights, deployment: Deployment) -> Plan:
         tokens=of_group * deployment.attention_groups,
         requests=of_group // deployment.context_length * deployment.attention_groups,
     )
+
+
+def _refusal(config: ModelConfig, deployment: Deployment) -> str:
+    """Why a server with MTP does not start on NPUs whatever the weights, or nothing."""
+    groups = deployment.attention_groups
+    if groups == 1:
+        return ""
+    if config.architecture not in EXCHANGE_ROWS:
+        return f"--dp-size is served with {', '.join(EXCHANGE_ROWS)} only: leave it out."
+    if groups != deployment.ranks:
+        return f"--dp-size {groups} is served on {groups} NPUs: pass --ranks {groups}."
+    return ""
 
 
 def token_bytes(config: ModelConfig, deployment: Deployment) -> int:

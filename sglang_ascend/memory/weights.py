@@ -16,6 +16,7 @@ from sglang_ascend.checkpoint.layers import FUSED_EXPERTS, Expected
 from sglang_ascend.quantization.qconfig import QConfig, layout_of
 from sglang_ascend.quantization.recipe import Recipe, read_recipe
 from sglang_ascend.quantization.weight import HEAD
+from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
 
 FLOAT = "bf16"
 FLOAT_BYTES = 2
@@ -100,6 +101,8 @@ class Weights:
         floats: bytes of a tensor and how it is shared, and how often there are such: of those that
             are in no layer below, and of what MLA absorbs.
         layers: those with a quantized matrix, and how often there are such.
+        draft_head: rows of the head that one rank alone cuts out of it, for drafts of the folder's
+            draft vocabulary.
     """
 
     name: str
@@ -107,12 +110,14 @@ class Weights:
     total_bytes: int
     floats: Counter[tuple[int, Share]]
     layers: Counter[Layer]
+    draft_head: Layer | None
 
     @classmethod
     def of(cls, config: ModelConfig, name: str) -> Weights:
         """
         Raises:
             CheckpointError: the model is of no served family.
+            DraftVocabularyError: the folder's draft vocabulary is wrong.
             RecipeError: `name` is neither `bf16` nor a recipe.
         """
         recipe = None if name == FLOAT else read_recipe(name)
@@ -136,7 +141,7 @@ class Weights:
                 floats.update(zip(sizes, (share_of(t.name) for t in members), strict=True))
             else:
                 layers[layer] += 1
-        return cls(name, layout, total, floats, layers)
+        return cls(name, layout, total, floats, layers, _draft_head(config, schemes))
 
 
 def tensors(family: Family, config: ModelConfig) -> Iterator[Expected]:
@@ -162,6 +167,15 @@ def _scheme(tensor: Expected, recipe: Recipe) -> QConfig | None:
         return recipe.head_scheme
     scheme = recipe.scheme(module)
     return scheme and scheme.fitting(tensor.shape[1])
+
+
+def _draft_head(config: ModelConfig, schemes: dict[str, QConfig | None]) -> Layer | None:
+    """Of one list of tokens: an NPU has no heads by language."""
+    ids = read_draft_vocabulary(config.path.parent, config.size("vocab_size"))
+    if ids is None:
+        return None
+    tensor = Expected(f"{HEAD}.weight", (len(ids), config.size("hidden_size")))
+    return Layer(((_matrix(tensor, schemes.get(tensor.name)),),), has_experts=False)
 
 
 def _is_linear(tensor: Expected) -> bool:

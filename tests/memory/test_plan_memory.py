@@ -16,11 +16,14 @@ from typer.testing import CliRunner
 from sglang_ascend.checkpoint.config import ModelConfig, read_config
 from sglang_ascend.checkpoint.families import find_family
 from sglang_ascend.cli import app
-from sglang_ascend.memory.plan import Deployment
+from sglang_ascend.memory.plan import EXCHANGE_ROWS, Deployment
 from sglang_ascend.memory.weights import FUSED, Share, share_of, tensors
 from sglang_ascend.models import catalog
-from sglang_ascend.quantization.checkpoint import Checkpoint
+from sglang_ascend.quantization.checkpoint import Checkpoint, read_tensor
+from sglang_ascend.quantization.product import held
+from sglang_ascend.quantization.recipe import read_recipe
 from sglang_ascend.speculative.skipped import SkippedRows
+from sglang_ascend.speculative.vocabulary.file import FILE_NAME, read_draft_vocabulary
 
 
 def asked(*words: str):
@@ -30,13 +33,15 @@ def asked(*words: str):
 @pytest.mark.parametrize("model", ["nano-deepseek", "smollm2-mtp"])
 def test_float_weights_are_the_bytes_of_the_files(model):
     folder = catalog.model_path(model)
-    entries = Checkpoint.open(folder).entries
-    found = planned(read_config(folder), "bf16")
+    entries, config = Checkpoint.open(folder).entries, read_config(folder)
+    found = planned(config, "bf16")
     counted = {tensor.name for tensor in tensors(*of(folder))}
     assert counted == entries.keys()
     assert found.total_bytes == sum(entry.num_bytes for entry in entries.values())
-    absorbed = [entry.num_bytes for name, entry in entries.items() if "kv_b_proj" in name]
-    assert found.rank_bytes == found.total_bytes + sum(absorbed)
+    twice = sum(entry.num_bytes for name, entry in entries.items() if "kv_b_proj" in name)
+    if (listed := read_draft_vocabulary(folder, config.size("vocab_size"))) is not None:
+        twice += read_tensor(entries["model.embed_tokens.weight"])[listed].nbytes
+    assert found.rank_bytes == found.total_bytes + twice
 
 
 def test_linears_are_joined_as_sglang_s_models_join_them():
@@ -68,6 +73,19 @@ def test_what_no_operator_of_an_npu_multiplies_is_held_decoded_and_named(tmp_pat
     assert planned(config, "w4a16", Deployment(2)).decoded == {}
     cut = planned(config, "w4a16", Deployment(8)).decoded
     assert "experts.down_proj" in cut["W4A16"] and "o_proj" not in cut["W4A16"]
+
+
+@pytest.mark.parametrize("name", ["DeepseekV3", "Glm4Moe"])
+def test_inputs_that_stay_float_would_take_little_off_a_rank(name, tmp_path):
+    config = read_config(folder_of(name, tmp_path / "model"))
+    path = tmp_path / "w8a16.yaml"
+    linears = "qconfig: {weight: {scope: per_channel, dtype: int8}}, exclude: ['*kv_b_proj']"
+    path.write_text(f"spec: {{process: [{{type: linear_quant, {linears}}}]}}")
+    for ranks in (1, 16):
+        mixed, floats = (
+            planned(config, one, Deployment(ranks)).rank_bytes for one in ("w8a8-mixed", str(path))
+        )
+        assert 0 < mixed - floats < 2e-4 * mixed
 
 
 def test_a_server_that_would_not_start_holds_nothing(tmp_path):
@@ -143,6 +161,47 @@ def test_ranks_hold_all_and_what_is_on_each_of_them_as_often(tmp_path):
     assert groups.token_bytes == eight.token_bytes == 2 * 62 * 576
 
 
+@pytest.mark.sglang
+@pytest.mark.parametrize("weights", ["bf16", "w8a8", "w8a8-head"])
+def test_a_draft_vocabulary_s_head_is_held_beside_the_whole_one(tmp_path, weights):
+    """The control: where ranks split the head, drafts use all of it."""
+    from sglang_ascend.plugin.requests.weight_updates import cut_head
+
+    folder = folder_of("Glm4Moe", tmp_path / "glm")
+    config, ids = read_config(folder), torch.arange(5, 4101)
+    deployments = Deployment(1), Deployment(2)
+    before = [planned(config, weights, one).rank_bytes for one in deployments]
+    (folder / FILE_NAME).write_text(json.dumps({"token_ids": ids.tolist()}))
+    alone, split = (planned(config, weights, one).rank_bytes for one in deployments)
+
+    shape = config.size("vocab_size"), config.size("hidden_size")
+    if weights == "w8a8-head":
+        whole = read_recipe(weights).head_scheme.without_values(*shape, "modelslim")
+        kept = held(whole.selected(ids), torch.bfloat16, needs_body=True).num_bytes
+    else:
+        rows, model = torch.empty(shape, dtype=torch.bfloat16), Drafting()
+        cut_head(model, rows, rows, ids)
+        kept = model.lm_head.weight.nbytes
+    assert alone - before[0] == kept > 0
+    assert split == before[1]
+
+
+def test_a_draft_vocabulary_that_no_server_takes_is_refused(tmp_path):
+    folder = folder_of("Glm4Moe", tmp_path / "glm")
+    (folder / FILE_NAME).write_text("{}")
+    result = asked(str(folder))
+    assert result.exit_code == 2 and FILE_NAME in result.stderr
+
+
+class Drafting(torch.nn.Module):
+    """As much of an MTP layer's model as has an embedding and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.lm_head = torch.nn.Module(), torch.nn.Linear(1, 1, bias=False)
+        self.model.embed_tokens = torch.nn.Linear(1, 1, bias=False)
+
+
 def test_the_cache_takes_what_is_left(tmp_path):
     config = read_config(folder_of("Glm4Moe", tmp_path / "glm"))
     found = planned(config, "w8a8", Deployment(4, context_length=8192))
@@ -182,6 +241,20 @@ def test_the_published_table_of_the_page_is_what_the_command_prints(tmp_path):
         for found, cell in zip(json.loads(result.stdout), cells, strict=True):
             assert total == f"{found['total_bytes'] / 1e9:,.0f} GB"
             assert cell == (f"{found['tokens'] // 1000:,}" if found["tokens"] else "-")
+
+
+@pytest.mark.sglang
+def test_groups_that_no_server_on_an_npu_has_are_not_served(tmp_path):
+    from sglang_ascend.plugin.mtp.refusals import _EXCHANGE_ROWS
+
+    v3, glm = (folder_of(name, tmp_path / name) for name in ("DeepseekV3", "Glm4Moe"))
+    assert EXCHANGE_ROWS == _EXCHANGE_ROWS
+    fewer = planned(read_config(v3), "bf16", Deployment(16, attention_groups=8))
+    other = planned(read_config(glm), "bf16", Deployment(8, attention_groups=8))
+    assert "pass --ranks 8" in fewer.refused and "DeepseekV3ForCausalLM only" in other.refused
+    assert (fewer.rank_bytes, fewer.tokens) == (0, 0) == (other.rank_bytes, other.tokens)
+    (served,) = json.loads(asked(str(v3), "--dp-size", "8", "--weights", "w4a8", "--json").stdout)
+    assert served["ranks"] == 8 and not served["refused"]
 
 
 def test_what_cannot_be_planned_is_refused_in_a_sentence(tmp_path):

@@ -11,7 +11,7 @@ from sglang_ascend.models import catalog
 from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.qconfig import layout_of
-from sglang_ascend.quantization.recipe import read_recipe
+from sglang_ascend.quantization.recipe import BUILT_IN, read_recipe
 from sglang_ascend.quantization.weight import HEAD, InputKind, QuantizedWeight
 
 UNLIKE = ("w8a8", "w4a8", "w4a16", "fp8", "w8a8-head")
@@ -67,6 +67,17 @@ def quantized(recipe, tmp_path_factory) -> Path:
 def test_quantized_weights_are_the_bytes_of_the_files(recipe, quantized):
     config = read_config(catalog.model_path("nano-deepseek"))
     assert planned(config, recipe).total_bytes == held_bytes(quantized)
+
+
+def test_inputs_that_stay_float_take_no_bytes_of_files(tmp_path):
+    folder, recipe = catalog.model_path("nano-deepseek"), tmp_path / "mixed.yaml"
+    mixed = (BUILT_IN / "w8a8-mixed.yaml").read_text(encoding="utf-8")
+    recipe.write_text(mixed.replace("0.0014", "0.0001"))  # the recipe's leaves none of nano's
+    Quantization(folder, read_recipe(str(recipe)), tmp_path / "out", num_texts=2).run()
+    checkpoint = Checkpoint.open(tmp_path / "out")
+    kinds = {checkpoint.weight(module).input_rule.kind for module in checkpoint.schemes}
+    assert kinds == {InputKind.NONE, InputKind.PER_TOKEN}
+    assert planned(read_config(folder), str(recipe)).total_bytes == held_bytes(tmp_path / "out")
 
 
 def test_recipes_are_told_apart_by_their_bytes():
