@@ -22,10 +22,11 @@ DATA = Path(__file__).parents[1] / "data"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
-def measured(model, recipes, prompts, limit, max_new_tokens, folder):
+def measured(model, recipes, prompts, limit, max_new_tokens, folder, calibration_texts=256):
     """Figures over all texts by recipe, or (recipe, seed); ratios are to the last recipe."""
     for recipe, seed in recipes:
-        Quantization(model, read_recipe(recipe), folder / f"{recipe}-{seed}", seed, 256).run()
+        out = folder / f"{recipe}-{seed}"
+        Quantization(model, read_recipe(recipe), out, seed, calibration_texts).run()
     names = [f"{recipe}-{seed}" for recipe, seed in recipes]
     texts = replies_to(Target.open(model), [DATA / name for name in prompts], max_new_tokens, limit)
     report = figures(evaluate([folder / name for name in names], model, texts))
@@ -60,13 +61,14 @@ def test_smollm2_with_float_inputs_where_int8_harms_is_on_par_with_fp8(tmp_path)
 
 def test_rotated_inputs_keep_smollm2_within_the_bar(tmp_path):
     model = catalog.model_path("smollm2-mtp")
-    recipes = [("w8a8-rotated", 0), ("w8a8", 0)]
-    found = measured(model, recipes, ("heldout_chat.json",), 3, 96, tmp_path)
-    rotated, plain = (found[f"{name}-0"] for name, _ in recipes)
-    for figures_of in (rotated, plain):
+    recipes = [("w8a8-rotated-gptq", 0), ("w8a8-rotated", 0), ("w8a8", 0)]
+    found = measured(model, recipes, ("heldout_chat.json",), 3, 96, tmp_path, 48)
+    by_gptq, rotated, plain = (found[f"{name}-0"] for name, _ in recipes)
+    for figures_of in (by_gptq, rotated, plain):
         print(figures_of["kl"], figures_of["reply_kl"], figures_of["perplexity_change"])
     for kl in ("kl", "reply_kl"):
         assert rotated[kl]["value"] <= 0.005
         # The control: inputs as they are.
         assert rotated[kl]["interval_95"][1] < plain[kl]["interval_95"][0]
+        assert by_gptq[kl]["interval_95"][1] < rotated[kl]["interval_95"][0]
     assert rotated["perplexity_change"]["value"] <= 0.005

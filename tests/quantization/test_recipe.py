@@ -53,6 +53,7 @@ spec:
         ("w8a8-mixed", ["W8A8", None, "W8A8", "W8A8"]),
         ("w8a8-head", ["W8A8", None, "W8A8", "W8A8"]),
         ("w8a8-rotated", ["W8A8 rotated", None, "W8A8 rotated", "W8A8 rotated"]),
+        ("w8a8-rotated-gptq", ["W8A8 rotated", None, "W8A8 rotated", "W8A8 rotated"]),
         ("w8a16", ["W8A16", None, "W8A16", "W8A16"]),
         ("w4a16", ["W4A16", None, "W4A16", "W4A16"]),
         ("w4a8", ["W8A8", None, "W4A8", "W8A8"]),
@@ -63,7 +64,7 @@ spec:
 def test_the_built_in_recipes_say_what_their_names_say(name, schemes):
     found = [read_recipe(name).scheme(module) for module in (ATTENTION, ABSORBED, EXPERT, SHARED)]
     assert [scheme and scheme.name for scheme in found] == schemes
-    assert name in built_in_names() and len(built_in_names()) == 10
+    assert name in built_in_names() and len(built_in_names()) == 11
 
 
 def recipe_of(*process: dict[str, Any]) -> Recipe:
@@ -194,6 +195,6 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(text, reason):
 def test_an_unknown_name_lists_the_known_ones():
     with pytest.raises(
         RecipeError,
-        match=r"neither one of fp8, w4a16, w4a4, w4a8, .*, w8a8-mixed, w8a8-rotated nor a",
+        match=r"neither one of fp8, w4a16, w4a4, w4a8, .*, w8a8-rotated, w8a8-rotated-gptq nor a",
     ):
         read_recipe("w2a2")
