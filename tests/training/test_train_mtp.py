@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from begun import Program, template
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from tiny_targets import write_target
@@ -179,16 +178,23 @@ def test_a_finished_training_is_prolonged(target, finished, tmp_path):
     assert "--max-steps is 60 and was 66" in refusal(target, out)
 
 
+def begun(words: list[str]) -> Program:
+    """The command in a process of its own, in silence."""
+    with open(os.devnull, "r+b") as nothing:
+        streams = [nothing.fileno()] * 3
+        return template().begin(["sglang_ascend", *words], os.environ, *streams)
+
+
 def kill_at(target: Path, out: Path, step: int, *more: object) -> None:
     """SIGKILL once the log has `step` lines; no step is skipped by a kill."""
     log = out / "run" / "log.jsonl"
-    program = [sys.executable, "-m", "sglang_ascend", *arguments(target, out, *more)]
-    running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = begun(arguments(target, out, *more))
     while running.poll() is None:
         if log.exists() and log.read_text().count("\n") >= step:
             os.kill(running.pid, signal.SIGKILL)
+            break
         time.sleep(0.001)
-    assert running.returncode == -signal.SIGKILL, f"it ended before step {step}"
+    assert running.wait() == -signal.SIGKILL, f"it ended before step {step}"
 
 
 def test_training_killed_at_random_ends_in_the_same_weights(target, finished, generated):
@@ -372,13 +378,12 @@ def test_a_layer_that_lacks_a_tensor_is_refused_at_once_and_left_aside_by_init(
 
 def test_a_second_command_in_the_same_folder_waits_for_no_one(target, generated):
     log = generated / "run" / "log.jsonl"
-    program = [sys.executable, "-m", "sglang_ascend", *arguments(target, generated, steps=10_000)]
-    running = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    running = begun(arguments(target, generated, steps=10_000))
     try:
         while not log.exists():
             assert running.poll() is None
             time.sleep(0.05)
         assert "another command is at work" in refusal(target, generated, steps=10_000)
     finally:
-        running.kill()
+        os.kill(running.pid, signal.SIGKILL)
         running.wait()
