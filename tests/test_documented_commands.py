@@ -38,6 +38,15 @@ HOW = ("run", "serve", "shown_by", "not_here")
 INHERITED = ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "MODEL", "PORT", "VENV")
 # The environment of this Python is in place: make has nothing to install.
 MAKE = f'make() {{ command make -o venv -o venv-dev VENV="{sys.prefix}" "$@"; }}\n'
+# Half of what a module does in its short form is to import packages: it is a copy of a process that
+# has. What make runs is not.
+BEGUN = f"""
+python() {{
+    if [ "$1" = -m ]; then command python -S -E "{BEGUN_COMMANDS}/run_module.py" "${{@:2}}"
+    else command python "$@"; fi
+}}
+sglang-ascend() {{ python -m sglang_ascend "$@"; }}
+"""
 QUESTION = "curl -s http://127.0.0.1:30000/v1/chat/completions "
 
 
@@ -49,7 +58,7 @@ def environment(scratch: Path) -> dict[str, str]:
 
 
 def with_begun_servers(environ: dict[str, str]) -> dict[str, str]:
-    """Servers that commands start are copies of a process that has imported packages."""
+    """Servers that commands start are copies of that process, too."""
     paths = (str(BEGUN_COMMANDS), environ.get("PYTHONPATH"))
     return environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
@@ -59,7 +68,7 @@ def with_begun_servers(environ: dict[str, str]) -> dict[str, str]:
 
 def run(line: str, scratch: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", MAKE + line],
+        ["bash", "-euo", "pipefail", "-c", MAKE + BEGUN + line],
         cwd=ROOT,
         env=with_begun_servers(environment(scratch)),
         capture_output=True,
