@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from begun import template
 from launched_server import LaunchedServer
 from server_pairs import TEST_TIMEOUT_S, plain_and_mtp
 from server_pool import ServerPool
@@ -30,12 +31,8 @@ def pair(servers: ServerPool, model_folder: Path) -> list[LaunchedServer]:
 
 def run_example(name: str, *arguments: str) -> str:
     """What the program prints on stdout; its own failure fails the test with its last lines."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=TEST_TIMEOUT_S,
-    )
+    module = name.removesuffix(".py")
+    done = template().run([module, *arguments], os.environ, TEST_TIMEOUT_S, str(EXAMPLES))
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

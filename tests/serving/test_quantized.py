@@ -10,12 +10,12 @@ probability; and acceptance is compared with that of the float checkpoint.
 from __future__ import annotations
 
 import json
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from begun import template
 from launched_server import LaunchedServer, Reply, greedy
 from offline_model import ALL_ROWS, MAX_KL, OfflineModel, mean_kl
 from quantized_checkpoints import WITH_HEAD, Write, write_decoded
@@ -174,9 +174,7 @@ def test_what_the_quantize_command_writes_is_served(
 
 
 def command(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "sglang_ascend", *words], capture_output=True, text=True
-    )
+    done = template().run(["sglang_ascend", *words], os.environ, TEST_TIMEOUT_S)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
