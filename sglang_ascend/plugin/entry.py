@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang_ascend.env import EnvironmentVariableError
 from sglang_ascend.plugin.errors import StartupRefused
 
 
@@ -25,6 +26,8 @@ def register() -> None:
     """General entry point. Raises StartupRefused: SGLang would log anything else and go on."""
     try:
         _register()
+    except EnvironmentVariableError as error:
+        raise StartupRefused(str(error)) from None
     except Exception as error:
         raise StartupRefused(
             f"registration failed ({type(error).__name__}: {error}): "

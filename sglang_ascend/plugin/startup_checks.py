@@ -1,6 +1,6 @@
 """What a start settles first: SGLang's own names are served as ours on our CPU platform; a
 checkpoint is refused before SGLang reads its config.json, and fails on it with a traceback; and so
-is a trace folder that no process could write to.
+is a trace folder that no process could write to. Variables that nothing reads are warned of.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def register_startup_checks() -> None:
             apply_hooks()
             require_hooks()
         if algorithm in (NAME, DRAFT_MODEL):
+            warn_of_unknown_variables()
             refuse_bad_checkpoint(server_args)
             leave_out_remote_code(server_args)
 
@@ -57,6 +58,12 @@ def serve_as_ours(server_args: Any) -> None:
     if (ours := SERVED_AS.get(asked)) is not None:
         declare_resolution(server_args, "sglang_ascend", speculative_algorithm=ours)
         logger.info("--speculative-algorithm %s is served as %s on this platform.", asked, ours)
+
+
+def warn_of_unknown_variables() -> None:
+    """One that is misspelt would be left out in silence."""
+    for sentence in env.unknown_variables():
+        logger.warning("sglang-ascend: %s", sentence)
 
 
 def refuse_bad_checkpoint(server_args: Any) -> None:

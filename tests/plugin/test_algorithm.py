@@ -79,6 +79,8 @@ REFUSED = [
         "--speculative-adaptive --disaggregation-mode decode",
         "--speculative-adaptive with --disaggregation-mode",
     ),
+    ("--tp-size 2 --ep-size 2", "--ep-size above 1"),
+    ("--enable-hierarchical-cache", "--enable-hierarchical-cache on a CPU"),
     ("--speculative-token-map map.pt", "--speculative-token-map"),
     ("--speculative-accept-threshold-single 0.5", "--speculative-accept-threshold-single"),
     ("--speculative-accept-threshold-acc 0.5", "--speculative-accept-threshold-acc"),

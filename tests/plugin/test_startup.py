@@ -117,6 +117,19 @@ def test_a_registration_that_fails_is_refused(flags):
     assert_refused(done, "registration failed (TypeError: register() got an", "doctor")
 
 
+@pytest.mark.parametrize("name", ["SGLANG_ASCEND_HOOKS", "SGLANG_ASCEND_LOG_WAITS"])
+def test_a_variable_that_registration_reads_is_refused_by_its_name(flags, monkeypatch, name):
+    monkeypatch.setenv(name, "yes")
+    assert_refused(run_text(LAUNCH, flags), f"sglang-ascend: {name}='yes' is not usable")
+
+
+def test_a_variable_that_nothing_reads_is_warned_of(flags, monkeypatch):
+    monkeypatch.setenv("SGLANG_ASCEND_LOOKUP_DRAFT", "8")
+    done = run_text(LAUNCH, [*flags, "--speculative-eagle-topk=2"])
+    assert "SGLANG_ASCEND_LOOKUP_DRAFT is set but nothing reads it: did you mean" in done.stderr
+    assert "SGLANG_ASCEND_HOOKS is set" not in done.stderr
+
+
 def test_launch_server_refuses_a_tree(flags):
     done = run(sys.executable, "-m", "sglang.launch_server", *flags, "--speculative-eagle-topk=2")
     assert_refused(done, "--speculative-eagle-topk 2 asks for a tree")

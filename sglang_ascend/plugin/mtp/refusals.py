@@ -183,7 +183,16 @@ def _unsupported_by_step(server_args: Any) -> dict[str, bool]:
     # Buffers and dispatch mode of the others are set for SGLang's own steps, not for ours.
     a2a = server_args.moe_a2a_backend
     unserved[f"--moe-a2a-backend {a2a}"] = a2a not in served_exchanges()
+    # Else a rank's experts get rows that no expert of its own takes.
+    split = f"--ep-size above 1 without --moe-a2a-backend {DEEPEP}"
+    split = split if DEEPEP in served_exchanges() else "--ep-size above 1"
+    unserved[split] = server_args.ep_size > 1 and a2a != DEEPEP
     unserved["--enable-waterfill"] = bool(server_args.enable_waterfill)  # it chooses one itself
+    # Its memory is registered with CUDA.
+    on_cpu = device_profile().emulates
+    unserved["--enable-hierarchical-cache on a CPU"] = (
+        on_cpu and server_args.enable_hierarchical_cache
+    )
     # Not carried from a verification to the reply.
     unserved["--enable-return-hidden-states"] = bool(server_args.enable_return_hidden_states)
     unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)
