@@ -64,6 +64,8 @@ REFUSED = [
         "--speculative-num-draft-tokens",
     ),
     ("--pp-size 2", "--pp-size"),
+    ("--page-size 0", "--page-size below 1"),
+    ("--page-size -1", "--page-size below 1"),
     ("--tp-size 2 --dp-size 2 --enable-dp-attention", "--enable-dp-attention"),
     ("--tp-size 2 --attn-dp-size 2", "--attn-dp-size"),
     ("--enable-multi-layer-eagle", "--enable-multi-layer-eagle"),

@@ -95,6 +95,7 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
     """Flags that would change tokens or be ignored; each is refused rather than dropped."""
     return {
         "--pp-size above 1": server_args.pp_size > 1,
+        "--page-size below 1": server_args.page_size is not None and server_args.page_size < 1,
         "--enable-multi-layer-eagle": bool(server_args.enable_multi_layer_eagle),
         "--speculative-token-map": server_args.speculative_token_map is not None,
         "--speculative-accept-threshold-single below 1": (
