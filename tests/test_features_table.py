@@ -118,7 +118,7 @@ def test_the_table_of_variables_is_that_of_the_code():
     [
         ("| a | works | `n` | | `tests/test_features_table.py::test_gone` |", True, False),
         ("| a | works | `n` | | `tests/gone.py::test_gone` |", True, False),
-        ("| a | refused | `--page-size` | | `tests/conftest.py::x` |", True, True),
+        ("| a | refused | `--chunked-prefill-size` | | `tests/conftest.py::x` |", True, True),
         ("| a | refused | `no_such_field` | | `tests/conftest.py::x` |", True, True),
     ],
 )
