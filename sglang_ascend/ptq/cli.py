@@ -13,7 +13,8 @@ from sglang_ascend.refusals import refusals
 
 if TYPE_CHECKING:
     from sglang_ascend.ptq.grid.run import Options
-    from sglang_ascend.ptq.quantize import Summary
+    from sglang_ascend.ptq.solved import Summary
+    from sglang_ascend.training.targets.families import Target
 
 ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 FoldersArgument = Annotated[
@@ -37,6 +38,8 @@ GridTextsOption = Annotated[
 GridSeedsOption = Annotated[
     int, typer.Option("--calibration-seeds", min=1, help="With --grid: seeds of the texts.")
 ]
+
+OF_GRID = ("*", "*", 256, 3)  # defaults of --grid's own options
 
 
 def quantize(
@@ -97,7 +100,8 @@ def quantize(
                 bar.set_postfix_str(name)
                 bar.update()
 
-            _report(task.run(step), out)
+            summary = task.run(step)
+        _report(summary, folder, out)
     typer.echo(out)
 
 
@@ -112,10 +116,10 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Also plot the KL into this file.")] = None,
     grid: GridOption = None,
-    cells: CellsOption = "*",
-    include: IncludeOption = "*",
-    calibration_texts: GridTextsOption = 256,
-    calibration_seeds: GridSeedsOption = 3,
+    cells: CellsOption = OF_GRID[0],
+    include: IncludeOption = OF_GRID[1],
+    calibration_texts: GridTextsOption = OF_GRID[2],
+    calibration_seeds: GridSeedsOption = OF_GRID[3],
     threads: ThreadsOption = 1,
 ) -> None:
     """Say what quantization cost: KL, perplexity, top-1 agreement, acceptance of the MTP layer.
@@ -139,8 +143,13 @@ def evaluate(
             raise ValueError("name checkpoints to judge, or a folder for --grid")
         if grid is not None and (svg is not None or as_json):
             raise ValueError("--grid writes a plot and JSON itself; leave out --svg and --json")
-        if svg is not None and not svg.parent.is_dir():
-            raise ValueError(f"{svg.parent} is no folder: --svg needs one that exists")
+        if grid is None and (cells, include, calibration_texts, calibration_seeds) != OF_GRID:
+            raise ValueError(
+                "--cells, --include, --calibration-texts and --calibration-seeds are of --grid; "
+                "leave them out, or name a folder for it"
+            )
+        if svg is not None:
+            _refuse_place(svg)
     from sglang_ascend.ptq.grid.run import Options
 
     given = Options(against, tuple(prompts or ()), texts, max_new_tokens, num_steps, seed)
@@ -162,14 +171,17 @@ def _judged(folders: list[Path], given: Options) -> dict[str, Any]:
     from rich.console import Console
 
     from sglang_ascend.ptq.evaluate import evaluate as measure
+    from sglang_ascend.ptq.layers import Layers
     from sglang_ascend.ptq.report import figures
+    from sglang_ascend.ptq.weights import Weights
     from sglang_ascend.training.targets.families import Target
 
     status = Console(stderr=True)
     with refusals(), status.status("the float checkpoint writes the text") as shown:
         target = Target.open(given.against)
+        Layers(target, Weights(given.against))
         for folder in folders:  # refused before anything is written
-            Target.open(folder, may_be_quantized=True)
+            _refuse_other_vocabulary(Target.open(folder, may_be_quantized=True), target)
         written = given.written_by(target)
         shown.update("scoring")
         return figures(
@@ -183,17 +195,43 @@ def _judged(folders: list[Path], given: Options) -> dict[str, Any]:
         )
 
 
+def _refuse_place(svg: Path) -> None:
+    """Raises ValueError: no file can be written at `svg`."""
+    if not svg.parent.is_dir():
+        raise ValueError(f"{svg.parent} is no folder: --svg needs one that exists")
+    if svg.is_dir():
+        raise ValueError(f"--svg {svg} is a folder: name a file in it")
+
+
+def _refuse_other_vocabulary(target: Target, against: Target) -> None:
+    """Before text is written; `evaluate` counts the rows of the embedding themselves.
+
+    Raises:
+        ValueError: config.json of the two says different numbers.
+    """
+    sizes = [one.config.fields.get("vocab_size") for one in (target, against)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"{target.folder} has a vocabulary of {sizes[0]} and --against {against.folder} one of "
+            f"{sizes[1]}; pass the checkpoint that it was made from"
+        )
+
+
 def _make_grid(options: Options, globs: str, out: Path) -> None:
     """The cells' page in `out`, with a bar over the cells."""
     from tqdm import tqdm
 
+    from sglang_ascend.files import alone_in
     from sglang_ascend.ptq.grid.cells import chosen
     from sglang_ascend.ptq.grid.page import write
     from sglang_ascend.ptq.grid.run import Grid
 
     with refusals():
         grid = Grid(options, chosen(globs), out)
-        with tqdm(total=len(grid.runs), unit=" cells") as bar:
+        with (
+            alone_in(out, option="--grid"),
+            tqdm(total=len(grid.runs), unit=" cells") as bar,
+        ):
 
             def step(name: str) -> None:
                 bar.set_postfix_str(name)
@@ -204,18 +242,17 @@ def _make_grid(options: Options, globs: str, out: Path) -> None:
 
 
 def _print(report: dict[str, Any], as_json: bool) -> None:
-    from rich.console import Console
-
     from sglang_ascend.ptq.report import tables
+    from sglang_ascend.quantization.cli import print_whole
 
     if as_json:
         typer.echo(json.dumps(report, indent=2))
         return
     for table in tables(report):
-        Console().print(table)
+        print_whole(table)
 
 
-def _report(summary: Summary, out: Path) -> None:
+def _report(summary: Summary, folder: Path, out: Path) -> None:
     """What became of the linears, on stderr."""
     from rich.console import Console
 
@@ -231,8 +268,12 @@ def _report(summary: Summary, out: Path) -> None:
     ):
         if names:
             console.print(f"{reason}: {len(names)} linears, first {names[0]}")
-    for globs in summary.unmatched:
-        console.print(f"no linear matches {globs}: this part of the recipe did nothing")
+    if not summary.has_mtp:
+        console.print(
+            f"{folder} has no MTP layer, so {out} has none: `sglang-ascend train-mtp` trains one"
+        )
+    for reason in summary.idle:
+        console.print(f"{reason}: this part of the recipe did nothing")
 
 
 def _use_threads(threads: int) -> None:

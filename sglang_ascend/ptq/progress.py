@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
-from sglang_ascend.files import part_of, replaced
-from sglang_ascend.ptq.text import Text, read_texts, write_texts
+from sglang_ascend.files import alone_in, part_of, replaced
+from sglang_ascend.ptq.text import Text, opened, read_texts, write_texts
 from sglang_ascend.quantization.formats import FORMATS
 from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight
+from sglang_ascend.quantization.writers.saving import save_tensors
 
-TASK, TEXT = "task.json", "calibration.safetensors"
+TASK, TEXT, LOCK = "task.json", "calibration.safetensors", "lock"
+WORDS = {
+    "source": "model",
+    "model": "model",
+    "calibration": "--seed, --calibration-texts or --calibrate",
+    "scales_sha256": "--smoothing",
+}
 TENSORS = ("codes", "scale", "zero", "bias", "group_index")
 
 
@@ -26,7 +32,7 @@ class Partial:
     """Finished layers of one task; a file in it is whole, for it was renamed into place.
 
     Args:
-        folder: made if missing.
+        folder: that of `claimed`.
         task: what decides the result: source, recipe, seed.
 
     Raises:
@@ -35,20 +41,14 @@ class Partial:
 
     def __init__(self, folder: Path, task: Mapping[str, Any]) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
         content = json.dumps(task, indent=2, sort_keys=True)
         path = folder / TASK
         if not path.exists():
-            if any(file != part_of(path) for file in folder.iterdir()):
-                raise CheckpointError(
-                    f"{shown(folder)} is not an unfinished quantization; name another --out or "
-                    "move that folder away"
-                )
             with replaced(path) as part:
                 part.write_text(content, encoding="utf-8")
-        elif path.read_text(encoding="utf-8") != content:
+        elif others := differing(_read(path), json.loads(content)):
             raise CheckpointError(
-                f"{shown(folder)} holds unfinished layers of another recipe, seed or source; "
+                f"{shown(folder)} holds unfinished layers of another {others}; "
                 "name another --out, or delete that folder to begin anew"
             )
 
@@ -69,13 +69,13 @@ class Partial:
             }
         metadata = {"modules": json.dumps(described)}
         with replaced(self._layer(number)) as part:
-            save_file(tensors, part, metadata=metadata)
+            save_tensors(tensors, part, metadata)
 
     def modules(self) -> dict[str, Path]:
         """Where each finished linear lies."""
         found = {}
         for path in sorted(self.folder.glob("layer-*.safetensors")):
-            with safe_open(path, "pt") as file:
+            with opened(path) as file:
                 found |= dict.fromkeys(json.loads(file.metadata()["modules"]), path)
         return found
 
@@ -92,9 +92,43 @@ class Partial:
         return self.folder / f"layer-{number:05d}.safetensors"
 
 
+def differing(held: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """What of two tasks is another, in words. A recipe may have another name: `./r.yaml` is
+    `r.yaml`."""
+    names = [n for n in sorted({*held, *asked} - {"name"}) if held.get(n) != asked.get(n)]
+    return ", ".join(dict.fromkeys(WORDS.get(name, "recipe") for name in names))
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise CheckpointError(
+            f"{shown(path)} is damaged; delete that folder to begin anew"
+        ) from None
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Keeps a second command out of `folder`, which is made if missing.
+
+    Raises:
+        CheckpointError: it holds something else than an unfinished quantization.
+        ValueError: another process is at work there.
+    """
+    ours = {folder / LOCK, part_of(folder / TASK)}
+    if not (folder / TASK).exists() and folder.exists() and set(folder.iterdir()) - ours:
+        raise CheckpointError(
+            f"{shown(folder)} is not an unfinished quantization; name another --out or "
+            "move that folder away"
+        )
+    with alone_in(folder, LOCK):
+        yield
+
+
 def read_weight(path: Path, module: str) -> QuantizedWeight:
     """One linear of a finished layer."""
-    with safe_open(path, "pt") as file:
+    with opened(path) as file:
         described = json.loads(file.metadata()["modules"])[module]
         held: dict[str, Tensor | None] = {
             name: file.get_tensor(f"{module}|{name}") if f"{module}|{name}" in file.keys() else None  # noqa: SIM118

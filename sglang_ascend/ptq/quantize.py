@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
-from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.values import refuse_not_finite
 from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear, walked
 from sglang_ascend.ptq.folding import side_file
 from sglang_ascend.ptq.folding.smooth import admitted, folded, smoothings
 from sglang_ascend.ptq.layers import Layers
 from sglang_ascend.ptq.mixture.sets import OWN_ONLY, Mixture
-from sglang_ascend.ptq.progress import Partial
-from sglang_ascend.ptq.solved import quantized_view, refuse_unwritable
+from sglang_ascend.ptq.progress import Partial, claimed, differing
+from sglang_ascend.ptq.solved import Summary, quantized_view, refuse_unwritable
 from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.convert import convert
@@ -34,25 +32,13 @@ from sglang_ascend.quantization.layouts.ours import (
 from sglang_ascend.quantization.qconfig import QConfig, layout_of
 from sglang_ascend.quantization.recipe import Recipe
 from sglang_ascend.quantization.transforms.process import FlexSmooth
+from sglang_ascend.quantization.verification import check_hashes
 from sglang_ascend.quantization.weight import HEAD, WEIGHT_ONLY
 from sglang_ascend.quantization.writers import make_writer
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.quantized import linears
 
 JUDGING_TEXTS = 16  # where nothing is fitted to the inputs, and only their errors are averaged
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What was done: linears by scheme, those whose groups do not divide, those whose inputs stayed
-    float, those left float, and the globs of the recipe that matched nothing."""
-
-    schemes: Mapping[str, int]
-    fallbacks: tuple[str, ...]
-    float_inputs: tuple[str, ...]
-    left_float: tuple[str, ...]
-    unmatched: tuple[str, ...]
-    already_done: bool = False
 
 
 class Quantization:
@@ -81,9 +67,13 @@ class Quantization:
         calibrate: str = OWN_ONLY,
         smoothing: Path | None = None,
     ) -> None:
+        if not out.name:
+            raise ValueError(f"--out {out} exists; name a new folder")
         self.target, self.recipe, self.out = Target.open(folder), recipe, out
         self.layers = Layers(self.target, Weights(folder))
-        has_mtp = any(name.startswith(self.target.mtp_prefix) for name in self.target.tensors)
+        self.target.check_tensors()
+        if has_mtp := self.target.has_own_layer:
+            self.target.check_own_layer()
         self.num_parts = self.layers.num_layers + has_mtp
         self.schemes: list[dict[str, QConfig]] = []
         self.fallbacks, self.left_float = [], []
@@ -104,6 +94,7 @@ class Quantization:
             is_fitted = self.searches or any(scheme.fitted for scheme in asked)
             used = num_texts if is_fitted else min(num_texts, JUDGING_TEXTS)
             self.mixture = Mixture(calibrate, used, seed)
+            self.target.check_tokenizer()
         elif calibrate != OWN_ONLY:
             raise ValueError(f"recipe {recipe.name} calibrates nothing; leave out --calibrate")
         if not any(self.schemes):
@@ -137,13 +128,21 @@ class Quantization:
         Raises:
             CheckpointError: `out` exists and is another recipe's, or the layout cannot hold what
                 the recipe asks for.
+            ValueError: another command is at work on `out`.
         """
         unfinished = self.out.with_name(self.out.name + ".partial")
-        if self.out.exists() or self.out.is_symlink():
-            self._refuse_other_output()
+        if self._is_written():
+            check_hashes(Checkpoint.open(self.out))
             shutil.rmtree(unfinished, ignore_errors=True)  # of a run killed behind its last step
             return self._summary(already_done=True)
-        partial = Partial(unfinished, self.task)
+        with claimed(unfinished):
+            is_done = self._is_written()  # by a command that let go just now
+            if not is_done:
+                self._work(Partial(unfinished, self.task), progress)
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return self._summary(is_done)
+
+    def _work(self, partial: Partial, progress: Callable[[str], object]) -> None:
         with torch.inference_mode():
             if self.recipe.smoothing is not None:
                 scales = self._scales(partial, self.recipe.smoothing, progress)
@@ -152,7 +151,6 @@ class Quantization:
             self._solve(partial, progress)
         self._write(partial)
         progress("written")
-        return self._summary(already_done=False)
 
     def _scales(
         self, partial: Partial, rule: FlexSmooth, progress: Callable[[str], object]
@@ -172,11 +170,12 @@ class Quantization:
 
     def _summary(self, already_done: bool) -> Summary:
         """From the finished checkpoint, which says whose inputs stayed float."""
-        written, float_inputs = Checkpoint.open(self.out).schemes, []
+        written, float_inputs, modules = Checkpoint.open(self.out).schemes, [], [*self.left_float]
         counts = Counter([] if self.head_scheme is None else [self.head_scheme.name])
         for number, schemes in enumerate(self.schemes):
             for name, scheme in schemes.items():
                 module = self.layers.prefix(number) + name
+                modules.append(module)
                 if scheme.max_error and written[module].input_rule == WEIGHT_ONLY:
                     float_inputs.append(module)
                     scheme = scheme.with_float_inputs
@@ -186,16 +185,10 @@ class Quantization:
             tuple(self.fallbacks),
             tuple(float_inputs),
             tuple(self.left_float),
-            self.recipe.unmatched(self._modules()),
+            self.recipe.idle(modules),
+            self.target.has_own_layer,
             already_done,
         )
-
-    def _modules(self) -> list[str]:
-        return [
-            self.layers.prefix(number) + name
-            for number in range(self.num_parts)
-            for name, _ in linears(self.layers.skeleton(number))
-        ]
 
     @property
     def num_steps(self) -> int:
@@ -228,13 +221,19 @@ class Quantization:
             "int8_per_channel_instead_of_groups": self.fallbacks,
         }
 
-    def _refuse_other_output(self) -> None:
+    def _is_written(self) -> bool:
+        """Whether `out` is there; something else of that name is refused."""
         side = self.out / SIDE_FILE
-        if not side.exists() or read_side_file(side)[0] != self.record:
+        if not self.out.exists() and not self.out.is_symlink():
+            return False
+        held = read_side_file(side)[0] if side.exists() else None
+        if held is None or (others := differing(held, self.record)):
+            why = "" if held is None else f" (another {others})"
             raise CheckpointError(
                 f"--out {shown(self.out)} exists and is not what this recipe and seed make of this "
-                "model; name a new folder or move it away"
+                f"model{why}; name a new folder or move it away"
             )
+        return True
 
     def _solve(self, partial: Partial, progress: Callable[[str], object]) -> None:
         """Finishes every layer that `partial` lacks. Inputs come from the float layers before it,
@@ -244,11 +243,13 @@ class Quantization:
             for number, schemes in enumerate(self.schemes)
             if not partial.has(number)
         }
+        prefixes = tuple(self.layers.prefix(number) for number in range(self.num_parts))
+        tensors = self.target.tensors.items()
+        refuse_not_finite(entry for n, entry in tensors if not n.startswith(prefixes))
         tokens = self._text(partial) if any(wanted.values()) else []
         for number, layer, inputs in walked(self.layers, tokens, wanted):
             self._finish(partial, number, layer, inputs, progress)
         if self.head_scheme is not None and not partial.has(self.num_parts):
-            refuse_not_finite(self._tensors(HEAD, "model.embed_tokens"))
             head = self.layers.head()
             linear = nn.Linear(*head.T.shape, bias=False, device="meta")
             linear.load_state_dict({"weight": head}, assign=True)
@@ -264,7 +265,8 @@ class Quantization:
         progress: Callable[[str], object],
     ) -> None:
         prefix, solved = self.layers.prefix(number), {}
-        refuse_not_finite(self._tensors(prefix))  # a scale would be that, or lose it in silence
+        entries = [entry for n, entry in self.target.tensors.items() if n.startswith(prefix)]
+        refuse_not_finite(entries)  # a scale would be that, or lose it in silence
         kept_float = float_inputs(layer, self.schemes[number], inputs)
         for name, linear in linears(layer):
             scheme = self.schemes[number].get(name)
@@ -274,9 +276,6 @@ class Quantization:
                 solved[prefix + name] = quantize_linear(linear, scheme, seen)
         partial.write(number, solved)
         progress(prefix.removesuffix("."))
-
-    def _tensors(self, *prefixes: str) -> list[TensorEntry]:
-        return [entry for n, entry in self.target.tensors.items() if n.startswith(prefixes)]
 
     def _text(self, partial: Partial) -> list[Tensor]:
         texts = partial.text()
@@ -289,11 +288,11 @@ class Quantization:
     def _write(self, partial: Partial) -> None:
         """All layers as one checkpoint, complete before it gets its name."""
         whole = partial.folder / "whole"
-        shutil.rmtree(whole, ignore_errors=True)
+        for left in (whole, *partial.folder.glob(f".{whole.name}.*")):  # of runs killed in here
+            shutil.rmtree(left, ignore_errors=True)
         source = quantized_view(self.layers.weights.checkpoint, partial.modules())
         convert(source, whole, make_writer(self.layout, source.layout))
         if self.recipe.smoothing is not None:
             shutil.copytree(partial.folder / side_file.FOLDER, whole / side_file.FOLDER)
         write_side_file(whole, self.record)
         whole.rename(self.out)
-        shutil.rmtree(partial.folder)

@@ -139,7 +139,7 @@ def _cells(checkpoint: dict[str, Any], domain: dict[str, Any]) -> list[str]:
         f"{domain['perplexity']['value']:.3f}",
         shown_figure(domain["perplexity_change"], "{:+.2%}"),
         f"{domain['top1_agreement']['value']:.2%}",
-        shown_figure(length, "{:.2f}") or "no MTP layer",
+        shown_figure(length, "{:.2f}") or "no chain",
         ", ".join(f"{figure['value']:.2f}" for figure in kept),
     ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import lcm
 from pathlib import Path
 
@@ -18,6 +18,20 @@ from sglang_ascend.quantization.layouts import Layout, Scheme
 from sglang_ascend.quantization.qconfig import QConfig
 from sglang_ascend.quantization.weight import HEAD, QuantizedWeight
 from sglang_ascend.quantization.writers import make_writer
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was done: linears by scheme, those whose groups do not divide, those whose inputs stayed
+    float, those left float, what of the recipe did nothing, and whether there is an MTP layer."""
+
+    schemes: Mapping[str, int]
+    fallbacks: tuple[str, ...]
+    float_inputs: tuple[str, ...]
+    left_float: tuple[str, ...]
+    idle: tuple[str, ...]
+    has_mtp: bool
+    already_done: bool = False
 
 
 def refuse_unwritable(schemes: Iterable[QConfig], layout: str, source: Checkpoint) -> None:

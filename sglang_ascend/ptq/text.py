@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.quantization.writers.saving import save_tensors
 from sglang_ascend.training.generation.conversation import REPLY, USER
 from sglang_ascend.training.generation.generator import GenerateConfig, Generator
 from sglang_ascend.training.generation.outputs import greedy_replies
@@ -83,13 +87,33 @@ def write_texts(path: Path, texts: list[Text]) -> None:
         "lengths": torch.tensor([len(text.tokens) for text in texts]),
         "prompt_lengths": torch.tensor([text.prompt_length for text in texts]),
     }
-    save_file(tensors, path, metadata={"domains": json.dumps([text.domain for text in texts])})
+    save_tensors(tensors, path, {"domains": json.dumps([text.domain for text in texts])})
 
 
 def read_texts(path: Path) -> list[Text]:
-    """What `write_texts` wrote."""
-    with safe_open(path, "pt") as file:
+    """What `write_texts` wrote.
+
+    Raises:
+        CheckpointError: the file was damaged since.
+    """
+    with opened(path) as file:
         domains = json.loads(file.metadata()["domains"])
         rows = file.get_tensor("tokens").split(file.get_tensor("lengths").tolist())
         prompt_lengths = file.get_tensor("prompt_lengths").tolist()
     return [Text(*text) for text in zip(domains, rows, prompt_lengths, strict=True)]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A file of tensors that a killed run left whole, which this one goes on from.
+
+    Raises:
+        CheckpointError: it was damaged since.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{shown(path)} is damaged ({error}); delete it, and the same command makes it anew"
+        ) from None

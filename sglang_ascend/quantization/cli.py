@@ -14,6 +14,8 @@ import typer
 from sglang_ascend.refusals import refusals
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from sglang_ascend.quantization.checkpoint import Checkpoint
 
 app = typer.Typer()
@@ -43,8 +45,6 @@ def inspect(folder: FolderArgument, as_json: JsonOption = False) -> None:
     Example: `sglang-ascend inspect $(sglang-ascend model-path nano-deepseek)`
     """
     with refusals():
-        from rich.console import Console
-
         from sglang_ascend.quantization.checkpoint import Checkpoint
         from sglang_ascend.quantization.inspection import contents
 
@@ -52,7 +52,7 @@ def inspect(folder: FolderArgument, as_json: JsonOption = False) -> None:
         if as_json:
             typer.echo(json.dumps(found.as_dict(), indent=2))
         else:
-            Console().print(found.table())
+            print_whole(found.table())
 
 
 @app.command()
@@ -109,6 +109,16 @@ def convert(
         with _progress(checkpoint, "writing") as progress:
             convert(checkpoint, out, make_writer(to, checkpoint.layout), progress)
         typer.echo(f"{out} holds {folder} as {to}", err=True)
+
+
+def print_whole(table: Table) -> None:
+    """As wide as it is: rich would cut figures to the terminal, or to 80 columns of a file."""
+    from rich.console import Console
+
+    console = Console()
+    wide = console.options.update(width=10_000)
+    console.width = max(console.width, console.measure(table, options=wide).maximum)
+    console.print(table)
 
 
 @contextmanager

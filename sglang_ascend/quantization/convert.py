@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_ascend.checkpoint.config import QUANTIZATION_FIELDS, QUANTIZATION_FILES
@@ -18,6 +17,7 @@ from sglang_ascend.checkpoint.folder import let_others_read
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE
 from sglang_ascend.quantization.writers import Writer
+from sglang_ascend.quantization.writers.saving import save_tensors
 
 COPIED_SUFFIXES = frozenset({".json", ".txt", ".jinja", ".model", ".tiktoken", ".md"})
 NOT_COPIED = frozenset({"config.json", SIDE_FILE, *QUANTIZATION_FILES})
@@ -63,7 +63,7 @@ def _write(
         if len(shards) == 1 and writer.single_name is not None:
             file_name = writer.single_name
         tensors = {name: tensor.contiguous() for name, tensor in _shard(source, shard, writer)}
-        save_file(tensors, folder / file_name, metadata=writer.metadata)
+        save_tensors(tensors, folder / file_name, writer.metadata)
         placed |= dict.fromkeys(tensors, file_name)
         total_size += sum(tensor.nbytes for tensor in tensors.values())
         progress(sum(e.num_bytes for e in source.entries.values() if e.file == shard))

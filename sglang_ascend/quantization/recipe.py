@@ -97,17 +97,39 @@ class Recipe(BaseModel):
         """Every `linear_quant`, alone or in a group."""
         return [rule for rules in self._processes for rule in rules]
 
-    def unmatched(self, modules: Sequence[str]) -> tuple[str, ...]:
-        """The globs of each rule that matches none of the linears `modules`."""
-        return tuple(
-            ", ".join(rule.include)
-            for rule in self.rules
-            if not any(rule.scheme(module) for module in modules) and HEAD not in rule.include
-        )
+    def idle(self, modules: Sequence[str]) -> tuple[str, ...]:
+        """What did nothing to the linears `modules` and the head: of each part that matches none or
+        whose linears are all another's, its `include`. Of a user's recipe also every other glob
+        that matches none; a built-in one has globs of every family."""
+        schemes, found = [*map(self.scheme, modules), self.head_scheme], []
+        for rule in self.rules:
+            globs = ", ".join(rule.include)
+            if not any(rule.scheme(module) for module in [*modules, *self._head_of(rule)]):
+                found.append(f"no linear matches {globs}")
+            elif not any(scheme is rule.qconfig for scheme in schemes):
+                found.append(f"another part decides every linear that matches {globs}")
+            elif self.name not in built_in_names():
+                found += _matching_none(rule, [*modules, HEAD])
+        if self.smoothing is not None and self.name not in built_in_names():
+            found += _matching_none(self.smoothing, modules)
+        return tuple(found)
+
+    @staticmethod
+    def _head_of(rule: LinearQuant) -> list[str]:
+        return [HEAD] if HEAD in rule.include else []
 
     @property
     def smoothing(self) -> FlexSmooth | None:
         return next((p for p in self.spec.process if isinstance(p, FlexSmooth)), None)
+
+
+def _matching_none(part: LinearQuant | FlexSmooth, names: Sequence[str]) -> list[str]:
+    return [
+        f"no linear matches {glob} of {where}"
+        for where, globs in (("include", part.include), ("exclude", part.exclude))
+        for glob in globs
+        if not any(fnmatchcase(name, glob) for name in names)
+    ]
 
 
 def built_in_names() -> list[str]:
@@ -131,6 +153,28 @@ def read_recipe(name: str) -> Recipe:
     return parse_recipe(text, path.stem if path.parent == BUILT_IN else str(name))
 
 
+def _refuse_repeated(root: Any, name: str) -> None:
+    """Of a key that is twice in one mapping YAML would keep the last in silence.
+
+    Raises:
+        RecipeError: naming the first of them.
+    """
+    nodes, seen = [root], set()  # an anchor's node is there once, wherever it is named
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen or not isinstance(node.value, list):
+            continue
+        seen.add(id(node))
+        pairs = [pair for pair in node.value if isinstance(pair, tuple)]
+        keys = [key.value for key, _ in pairs if isinstance(key.value, str) and key.value != "<<"]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise RecipeError(
+                f"recipe {name} has {twice[0]} twice in the mapping at line "
+                f"{node.start_mark.line + 1}; make one of the two"
+            )
+        nodes += [value for _, value in pairs] or node.value
+
+
 def parse_recipe(text: str, name: str) -> Recipe:
     """The recipe in YAML `text`; `name` is shown in errors and written into the checkpoint.
 
@@ -140,6 +184,8 @@ def parse_recipe(text: str, name: str) -> Recipe:
     import yaml
 
     try:
+        if (root := yaml.compose(text, yaml.SafeLoader)) is not None:
+            _refuse_repeated(root, name)
         content: Any = yaml.safe_load(text)
         return Recipe.model_validate({**content, "name": name})
     except (yaml.YAMLError, TypeError) as error:

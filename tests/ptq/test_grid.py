@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.cli import app
+from sglang_ascend.files import alone_in
 from sglang_ascend.models import catalog
 from sglang_ascend.ptq.evaluate import Judge, Score
 from sglang_ascend.ptq.folding.folded import FoldedCheckpoint
@@ -130,6 +131,16 @@ def test_the_command_writes_a_page_a_plot_and_json(nano, finished):
     assert sum(child.tag.endswith("polyline") for child in lines) == len(kinds) == 8
     nothing = CliRunner().invoke(app, ["evaluate", "--against", str(nano)])
     assert nothing.exit_code == 2 and nothing.stderr.count("\n") == 1
+
+
+def test_a_second_command_in_a_grid_is_refused(nano, finished):
+    words = ["--texts", "3", "--calibration-texts", "2", "--calibration-seeds", "2"]
+    command = ["evaluate", "--against", str(nano), "--grid", str(finished[0]), "--include", INCLUDE]
+    with alone_in(finished[0], option="--grid"):
+        result = CliRunner().invoke(app, [*command, *words, "--cells", "int2 minmax"])
+    assert result.exit_code == 2
+    assert f"another command is at work in {finished[0]}: wait" in result.stderr
+    assert "another --grid." in result.stderr  # and once it let go, the command of the test before
 
 
 @torch.inference_mode()

@@ -268,7 +268,8 @@ def test_scales_that_would_round_a_matrix_which_stays_float_are_refused(
     with pytest.raises(CheckpointError, match=f"round {module}, .* leave out --smoothing") as error:
         Quantization(nano, recipe, out, smoothing=smoothed).run()
     assert "\n" not in str(error.value)
-    assert list((tmp_path / "out.partial").iterdir()) == [tmp_path / "out.partial" / "task.json"]
+    left = sorted(path.name for path in (tmp_path / "out.partial").iterdir())
+    assert left == ["lock", "task.json"]  # nothing was solved
     layers = Layers(Target.open(nano), Weights(nano))
     schemes = schemes_of(layers, layers.num_layers + 1, recipe)
     scales = load_file(smoothed / side_file.FOLDER / side_file.SCALES)

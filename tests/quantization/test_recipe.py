@@ -153,6 +153,10 @@ def changed(old: str, new: str) -> str:
         (changed("dtype: int4", "dtype: mxfp6"), "weight.dtype"),
         (changed("dtype: int4", "dtype: mxfp4"), "mxfp4 has blocks of its own"),
         (changed("dtype: int4", "dtype: nf4"), "nf4 has no zero point"),
+        (
+            QOQ + "      include: [a]\n      include: [b]\n",
+            "has include twice in the mapping at line 4;",
+        ),
         (QOQ, "qoq is of int4 per_group"),
         (QOQ.replace("qoq", "hqq").replace("false", "true"), "hqq has zero points"),
         (QOQ.replace("int4", "mxfp4").replace("per_channel", "per_block"), "has no zero point"),
@@ -190,6 +194,47 @@ def test_what_cannot_be_done_is_refused_in_one_sentence(text, reason):
     assert reason in str(refusal.value)
     assert "\n" not in str(refusal.value)
     assert "mine.yaml" in str(refusal.value)
+
+
+PARTS = """
+spec:
+  process:
+    - {type: flex_smooth_quant, exclude: ["*o_prj"]}
+    - type: linear_quant
+      qconfig: &int8 {weight: {scope: per_channel, dtype: int8}}
+      include: ["*q_proj", "*k_prj"]
+      exclude: ["lm_head", "*kv_b_prj", "*0.q_proj"]
+    - type: linear_quant
+      qconfig: *int8
+      include: ["layers.1.q_proj"]
+    - type: linear_quant
+      qconfig: *int8
+      include: ["*experts*", "*router*"]
+    - type: linear_quant
+      qconfig: *int8
+      include: ["lm_head"]
+"""
+LINEARS = ["layers.0.q_proj", "layers.1.q_proj", "layers.0.o_proj"]
+
+
+def test_what_of_a_recipe_did_nothing_is_said_glob_by_glob():
+    """Each of these is a typing mistake that gives a checkpoint all the same."""
+    assert parse_recipe(PARTS, "mine.yaml").idle(LINEARS) == (
+        "no linear matches *k_prj of include",
+        "no linear matches *kv_b_prj of exclude",
+        "another part decides every linear that matches layers.1.q_proj",
+        "no linear matches *experts*, *router*",
+        "no linear matches *o_prj of exclude",
+    )
+    right = PARTS.replace(', "*k_prj"', "").replace('"*kv_b_prj", ', "").replace("o_prj", "o_proj")
+    said = parse_recipe(right.replace("0.q_proj", "1.q_proj"), "mine.yaml").idle(LINEARS)
+    assert said == ("no linear matches *experts*, *router*",)  # the control
+
+
+@pytest.mark.parametrize("name", built_in_names())
+def test_of_a_built_in_recipe_only_a_part_that_matches_nothing_is_said(name):
+    parts = ("*.mlp.experts.*",) if name in ("w4a8", "w4a4") else ()
+    assert read_recipe(name).idle(LINEARS) == tuple(f"no linear matches {part}" for part in parts)
 
 
 def test_an_unknown_name_lists_the_known_ones():

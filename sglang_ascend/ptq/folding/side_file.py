@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown, wrong_shape_of_json
@@ -17,6 +17,7 @@ from sglang_ascend.checkpoint.reader import read_json_object
 from sglang_ascend.files import replaced, write_json
 from sglang_ascend.quantization.layouts.ours import sha256
 from sglang_ascend.quantization.transforms.smoothing import Smoothing
+from sglang_ascend.quantization.writers.saving import save_tensors
 
 # As msmodelslim's: SGLang reads every safetensors file beside the weights.
 FOLDER = "optional"
@@ -55,7 +56,7 @@ def write(
     """
     folder.mkdir(exist_ok=True)
     with replaced(folder / SCALES) as part:
-        save_file({name: one.scale.contiguous() for name, one in found.items()}, part)
+        save_tensors({name: one.scale.contiguous() for name, one in found.items()}, part)
     described = {
         name: {"alpha": one.alpha, "beta": one.beta, "loss": one.loss}
         for name, one in found.items()

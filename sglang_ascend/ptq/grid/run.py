@@ -52,7 +52,12 @@ class Options:
         }
 
     def written_by(self, target: Target) -> list[Text]:
-        """What all are judged by: greedy replies of the float model."""
+        """What all are judged by: greedy replies of the float model.
+
+        Raises:
+            CheckpointError: it has no tokenizer.
+        """
+        target.check_tokenizer()
         if not self.prompts:
             return own_text(target, self.seed, self.texts)
         return replies_to(target, list(self.prompts), self.max_new_tokens, self.texts)

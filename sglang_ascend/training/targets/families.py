@@ -151,10 +151,18 @@ class Target:
                 f"{self.folder} needs {what}, which MTP does not serve; pass another target"
             )
         refuse_remote_code(served, self.family.model_types, trust_remote_code=False)
-        modules = frozenset[str]()
         if self.config.quantized:
             refuse_untrainable(self.quantized, self.is_llama, self.device)
-            modules = modules_of(self.tensors)
+        self.check_tensors()
+        self.check_tokenizer()
+
+    def check_tensors(self) -> None:
+        """Refuses a folder that lacks a tensor of the target.
+
+        Raises:
+            CheckpointError: naming the first that is missing or of another shape.
+        """
+        modules = modules_of(self.tensors) if self.config.quantized else frozenset[str]()
         zeros = {name for name, _ in llama.zero_biases(self.config)} if self.is_llama else set()
         for layer in target_tensors(self.family, self.config):
             expected = [one for one in layer if one.name not in zeros]
@@ -165,6 +173,9 @@ class Target:
                     "download the complete checkpoint again"
                 )
             check_shapes(expected, self.tensors, self.config)
+
+    def check_tokenizer(self) -> None:
+        """Raises CheckpointError: there is none in the folder."""
         if not has_tokenizer(self.folder):
             raise CheckpointError(
                 f"{self.folder} has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json "
