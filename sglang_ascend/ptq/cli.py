@@ -65,8 +65,7 @@ def quantize(
 
     - **w8a8**: int8 weights per channel, int8 inputs per token.
     - **w8a8-flex**: as w8a8, after FlexSmoothQuant.
-    - **w8a8-rotated**: as w8a8, inputs rotated before they are rounded, and weights with them.
-    - **w8a8-rotated-gptq**: and the codes by GPTQ.
+    - **w8a8-rotated**, **w8a8-rotated-gptq**: inputs and weights rotated first; codes by GPTQ too.
     - **w8a8-mixed**: as w8a8, but inputs stay float where int8 would cost more than FP8 does.
     - **w8a8-head**: and the head.
     - **w8a16**: int8 weights, inputs as they are.
