@@ -36,7 +36,11 @@ class Text:
 
 def own_text(target: Target, seed: int, count: int, own_prompt_share: float = 0.75) -> list[Text]:
     """`count` conversations that the model writes, greedy replies to user turns of its own or, for
-    the other share, of the templates in `training`. The seed decides them."""
+    the other share, of the templates in `training`. The seed decides them.
+
+    Raises:
+        ValueError: it writes nothing but loops, or nothing new any more.
+    """
     config = GenerateConfig(
         rows=min(ROWS, count),
         own_prompt_share=own_prompt_share,
@@ -44,7 +48,12 @@ def own_text(target: Target, seed: int, count: int, own_prompt_share: float = 0.
         second_turn_share=0.0,
         seed=seed,
     )
-    written = islice(Generator(target, config, excluded=set()).run(), count)
+    written = list(islice(Generator(target, config, excluded=set()).run(), count))
+    if len(written) < count:
+        raise ValueError(
+            f"{target.folder} wrote {len(written)} of {count} conversations and then nothing new: "
+            "ask for fewer texts, or give your own."
+        )
     return [
         Text(
             "own prompts" if USER in row.roles else "templated prompts",

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from sglang_ascend.cli import app
 from sglang_ascend.ptq.grid.run import Options
+from sglang_ascend.ptq.text import own_text
 from sglang_ascend.training.export import export
+from sglang_ascend.training.generation import generator
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import new_layer
 
@@ -137,3 +139,10 @@ def test_no_figure_is_cut_where_the_output_is_narrow(plain, rounded, monkeypatch
         assert f"{figure['value']:.5f} ({low:.5f} - {high:.5f})" in printed
     assert "…" not in printed
     assert "…" not in run("inspect", rounded).stdout
+
+
+def test_a_model_that_has_no_more_user_turns_is_not_asked_for_ever(tiny, monkeypatch):
+    monkeypatch.setattr(generator, "prompt_key", lambda prompt: "always this one")
+    monkeypatch.setattr(generator, "MAX_DROPPED", 20)
+    with pytest.raises(ValueError, match="wrote 1 of 4 conversations and then nothing new"):
+        own_text(Target.open(tiny), 0, 4, own_prompt_share=1.0)
