@@ -55,6 +55,8 @@ BY_NAME = {
     "BailingMoeForCausalLM": TENSORS,
     "BailingMoeV2ForCausalLM": TENSORS,
 }
+# Targets whose layers exchange rows under data-parallel attention, as tests show.
+EXCHANGE_ROWS = ("DeepseekV3ForCausalLM",)
 
 
 def missing_capability(config: ModelConfig, served: Collection[str] = ()) -> str | None:

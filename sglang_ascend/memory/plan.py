@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil
 
+from sglang_ascend.checkpoint.capabilities import EXCHANGE_ROWS
 from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.layers import head_dim
@@ -13,8 +14,6 @@ from sglang_ascend.memory.held import rank_weights
 from sglang_ascend.memory.weights import FLOAT_BYTES, Share, Weights
 
 TOKEN_ID_BYTES = 8
-# Whose layers exchange rows under data-parallel attention, as the plugin serves them.
-EXCHANGE_ROWS = ("DeepseekV3ForCausalLM",)
 
 
 @dataclass(frozen=True)

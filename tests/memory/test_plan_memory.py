@@ -245,10 +245,10 @@ def test_the_published_table_of_the_page_is_what_the_command_prints(tmp_path):
 
 @pytest.mark.sglang
 def test_groups_that_no_server_on_an_npu_has_are_not_served(tmp_path):
-    from sglang_ascend.plugin.mtp.refusals import _EXCHANGE_ROWS
+    from sglang_ascend.plugin.mtp.refusals import EXCHANGE_ROWS as OF_A_START
 
     v3, glm = (folder_of(name, tmp_path / name) for name in ("DeepseekV3", "Glm4Moe"))
-    assert EXCHANGE_ROWS == _EXCHANGE_ROWS
+    assert EXCHANGE_ROWS == OF_A_START
     fewer = planned(read_config(v3), "bf16", Deployment(16, attention_groups=8))
     other = planned(read_config(glm), "bf16", Deployment(8, attention_groups=8))
     assert "pass --ranks 8" in fewer.refused and "DeepseekV3ForCausalLM only" in other.refused

@@ -7,6 +7,7 @@ from typing import Any
 from sglang.srt.arg_groups.model_override_base import model_config_of
 
 from sglang_ascend import env
+from sglang_ascend.checkpoint.capabilities import EXCHANGE_ROWS
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.mtp.adaptive.kept_costs import refuse_bad_costs
@@ -31,9 +32,6 @@ from sglang_ascend.plugin.npu.latent_attention import refuse_unserved_attention
 from sglang_ascend.plugin.npu.order import enable_write_after_read_barrier
 from sglang_ascend.plugin.startup_checks import refuse_bad_trace_folder
 from sglang_ascend.speculative.config import NAME, MTPConfig, MTPConfigError, resolve_config
-
-# Targets whose layers exchange rows under data-parallel attention, as tests show.
-_EXCHANGE_ROWS = ("DeepseekV3ForCausalLM",)
 
 
 def validate_server_args(server_args: Any, asked: str = NAME) -> None:
@@ -147,7 +145,7 @@ def _unsupported_with_dp_attention(server_args: Any) -> dict[str, bool]:
             not device_profile().runs_step
         ),
         f"{flag} with {architecture}, whose layers were not seen to exchange rows,": (
-            architecture not in _EXCHANGE_ROWS
+            architecture not in EXCHANGE_ROWS
         ),
         **_named(own_forwards, flag, "by which a rank would choose its own forwards,"),
         **_named(other_batches, flag, "whose batches ranks were not seen to step on,"),
