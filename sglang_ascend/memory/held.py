@@ -52,7 +52,7 @@ def rank_weights(weights: Weights, divisors: Mapping[Share, int], rank: int) -> 
         slices = tuple((share, (number, own % number)) for share, number in divisors.items())
         kept = _held(layer, weights.layout, slices)
         total += kept.num_bytes * count
-        if kept.is_float and layer.quantized:
+        if kept.is_float:
             place = "experts." if layer.has_experts else ""
             for name, scheme in layer.quantized:
                 decoded.setdefault(scheme.name, set()).add(place + name)

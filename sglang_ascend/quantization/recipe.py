@@ -102,21 +102,18 @@ class Recipe(BaseModel):
         whose linears are all another's, its `include`. Of a user's recipe also every other glob
         that matches none; a built-in one has globs of every family."""
         schemes, found = [*map(self.scheme, modules), self.head_scheme], []
+        is_own = self.name not in built_in_names()
         for rule in self.rules:
-            globs = ", ".join(rule.include)
-            if not any(rule.scheme(module) for module in [*modules, *self._head_of(rule)]):
+            globs, named = ", ".join(rule.include), [HEAD] if HEAD in rule.include else []
+            if not any(rule.scheme(module) for module in [*modules, *named]):
                 found.append(f"no linear matches {globs}")
             elif not any(scheme is rule.qconfig for scheme in schemes):
                 found.append(f"another part decides every linear that matches {globs}")
-            elif self.name not in built_in_names():
+            elif is_own:
                 found += _matching_none(rule, [*modules, HEAD])
-        if self.smoothing is not None and self.name not in built_in_names():
+        if self.smoothing is not None and is_own:
             found += _matching_none(self.smoothing, modules)
         return tuple(found)
-
-    @staticmethod
-    def _head_of(rule: LinearQuant) -> list[str]:
-        return [HEAD] if HEAD in rule.include else []
 
     @property
     def smoothing(self) -> FlexSmooth | None:
