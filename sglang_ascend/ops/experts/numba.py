@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from sglang_ascend.ops.linear.numba import MOST_ROWS as MOST_ROWS_OF_WEIGHT
+from sglang_ascend.ops.linear.numba_dots import sum_products
 from sglang_ascend.ops.numba_cache import cfunc, njit
 from sglang_ascend.ops.numba_floats import FAST, FLOATS, array_at, narrow, widen
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 
-# Rows of all groups up to which a row of weights is read from memory longer than it is multiplied.
-# With more PyTorch's products of blocks win, unless they are so small, of a group on average, that
-# its calls for them take longer; in bfloat16 each new number of rows makes it plan anew.
-MOST_ROWS = 32
-MOST_PRODUCTS = {torch.float32: 1 << 19, torch.bfloat16: 1 << 21}
+# Rows of all groups, of a group on average, and its products up to which PyTorch's call for each
+# group, which packs its weights, takes longer. Of a group so few that they stay in a cache.
+MOST_ROWS, MOST_PRODUCTS = 32, 1 << 21
 # Rows of weights that a thread takes at a time, and products for which one more is worth its start.
 PART, PRODUCTS_OF_THREAD = 64, 1 << 18
 # Numbers that describe to the threads what is multiplied.
@@ -49,18 +49,19 @@ def permute(
 
 def accepts_groups(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> bool:
     """float32 or bfloat16; matrices that lie transposed, as checkpoints have them; few rows, or few
-    products."""
+    products, of a group on average."""
     return (
         x.dtype in FLOATS
         and x.dtype == weights.dtype
-        and (
-            len(x) <= MOST_ROWS
-            or len(x) * weights[0].numel() <= len(weights) * MOST_PRODUCTS[x.dtype]
-        )
+        and len(x) <= max(MOST_ROWS, len(weights) * _most_rows_of_group(weights))
         and x.is_contiguous()
         and weights.mT.is_contiguous()
         and counts.is_contiguous()
     )
+
+
+def _most_rows_of_group(weights: torch.Tensor) -> int:
+    return max(MOST_ROWS_OF_WEIGHT[weights.dtype], MOST_PRODUCTS // weights[0].numel())
 
 
 def grouped_matmul(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
@@ -146,12 +147,11 @@ def _work(address, element):
         address, (NUM_PARTS,), np.int64(0)
     )
     x = array_at(x, (num_rows, width), element)
-    weights = array_at(weights, (num_groups, out, width), element)
     counts = array_at(counts, (num_groups,), np.int64(0))
     output = array_at(output, (num_rows, out), element)
-    parts = -(-out // PART)
-    rows, values = np.empty((num_rows, width), np.float32), np.empty(width, np.float32)
-    group, start, widened = 0, 0, 0
+    sums = np.empty((counts.max(), PART), np.float32)
+    parts, of_row = -(-out // PART), width * x.itemsize
+    group, start = 0, 0
     while True:
         taken = take(address, 1)
         if taken >= num_groups * parts:
@@ -159,45 +159,13 @@ def _work(address, element):
         while group < taken // parts:
             start += counts[group]
             group += 1
-        stop = start + counts[group]
-        if start == stop:
-            continue
-        if widened < stop:
-            for row in range(start, stop):
-                for i in range(width):
-                    rows[row, i] = widen(x[row, i])
-            widened = stop
+        rows = x[start : start + counts[group]]
         first = taken % parts * PART
-        for n in range(first, min(first + PART, out)):
-            for i in range(width):
-                values[i] = widen(weights[group, n, i])
-            _dots(values, rows[start:stop], output[start:stop], n)
-
-
-@njit(fastmath=FAST, error_model="numpy")
-def _dots(values, rows, output, n):
-    """Column n of the output: a row of weights times every row, four at a time."""
-    num_rows, width = rows.shape
-    like = output[0, 0]
-    row = 0
-    while row + 4 <= num_rows:
-        a, b, c, d = rows[row], rows[row + 1], rows[row + 2], rows[row + 3]
-        first = second = third = fourth = np.float32(0)
-        for i in range(width):
-            value = values[i]
-            first += value * a[i]
-            second += value * b[i]
-            third += value * c[i]
-            fourth += value * d[i]
-        output[row, n], output[row + 1, n] = narrow(first, like), narrow(second, like)
-        output[row + 2, n], output[row + 3, n] = narrow(third, like), narrow(fourth, like)
-        row += 4
-    while row < num_rows:
-        a, total = rows[row], np.float32(0)
-        for i in range(width):
-            total += values[i] * a[i]
-        output[row, n] = narrow(total, like)
-        row += 1
+        part = weights + (group * out + first) * of_row, of_row, min(PART, out - first)
+        sum_products(part, rows, element, element, sums)
+        for row in range(len(rows)):
+            for n in range(part[2]):
+                output[start + row, first + n] = narrow(sums[row, n], element)
 
 
 @njit(nogil=True, fastmath=FAST, error_model="numpy")

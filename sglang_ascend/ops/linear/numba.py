@@ -16,14 +16,7 @@ import numpy as np
 import torch
 
 from sglang_ascend.ops.linear import onednn
-from sglang_ascend.ops.linear.numba_dots import (
-    HAS_PAIRS,
-    INPUTS,
-    WEIGHTS,
-    columns_of_vector,
-    dots_of_weight,
-    dots_of_weights,
-)
+from sglang_ascend.ops.linear.numba_dots import HAS_PAIRS, sum_products
 from sglang_ascend.ops.linear.numba_tiles import (
     COLUMNS,
     MOST_GROUPS,
@@ -33,7 +26,7 @@ from sglang_ascend.ops.linear.numba_tiles import (
 )
 from sglang_ascend.ops.linear.reference import PreparedWeight
 from sglang_ascend.ops.numba_cache import cfunc, njit
-from sglang_ascend.ops.numba_floats import array_at, narrow, widen
+from sglang_ascend.ops.numba_floats import array_at, narrow
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
 
 HAS_TILES = has_tiles()
@@ -134,8 +127,7 @@ def _work(address, of_weight, of_input):
         if n >= out:
             return
         count, part = min(PART, out - n), weights + n * of_row
-        _sum_vectors(part, of_row, count, rows, of_weight, of_input, sums)
-        _sum_rest(part, count, rows, of_weight, of_input, sums)
+        sum_products((part, of_row, count), rows, of_weight, of_input, sums)
         for row in range(num_rows):
             if bias:
                 for w in range(count):
@@ -143,40 +135,6 @@ def _work(address, of_weight, of_input):
             else:
                 for w in range(count):
                     results[row, n + w] = narrow(sums[row, w], of_input)
-
-
-@njit(error_model="numpy")
-def _sum_vectors(weights, of_row, count, inputs, of_weight, of_input, sums):
-    """Of the columns that fill vectors: rows of weights that are in a cache, times all inputs."""
-    n, (num_rows, width), stride = 0, inputs.shape, sums.shape[1]
-    while n < count:
-        num_weights = WEIGHTS if n + WEIGHTS <= count else 1
-        for row in range(0, num_rows, INPUTS):
-            num_inputs = min(INPUTS, num_rows - row)
-            x = inputs.ctypes.data + row * width * inputs.itemsize
-            at = sums.ctypes.data + 4 * (row * stride + n)
-            if num_weights == WEIGHTS:
-                dots_of_weights(of_weight, of_input, weights, x, num_inputs, width, at, stride)
-            else:
-                dots_of_weight(of_weight, of_input, weights, x, num_inputs, width, at, stride)
-        weights += num_weights * of_row
-        n += num_weights
-
-
-@njit(error_model="numpy")
-def _sum_rest(weights, count, inputs, of_weight, of_input, sums):
-    """Adds the columns behind the vectors."""
-    (num_rows, width), columns = inputs.shape, columns_of_vector(of_weight, of_input)
-    start = width // columns * columns
-    if start == width:
-        return
-    matrix = array_at(weights, (count, width), of_weight)
-    for row in range(num_rows):
-        for w in range(count):
-            total = sums[row, w]
-            for i in range(start, width):
-                total += widen(matrix[w, i]) * widen(inputs[row, i])
-            sums[row, w] = total
 
 
 @cfunc("void(intp)")

@@ -15,6 +15,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
+from sglang_ascend.ops.numba_cache import njit
+from sglang_ascend.ops.numba_floats import array_at, widen
 from sglang_ascend.ops.numba_vectors import (
     FOUR,
     LANES,
@@ -39,12 +41,12 @@ def _are_pairs(of_weight: Any, of_input: Any) -> bool:
     return HAS_PAIRS and of_weight == of_input == types.uint16
 
 
-def columns_of_vector(of_weight: Any, of_input: Any) -> Any:
+def _columns_of_vector(of_weight: Any, of_input: Any) -> Any:
     """How many columns are multiplied at once; those behind the last such are left out."""
 
 
-@overload(columns_of_vector)
-def _columns_of_vector(of_weight, of_input):
+@overload(_columns_of_vector)
+def _overload_columns(of_weight, of_input):
     columns = 2 * LANES if _are_pairs(of_weight, of_input) else LANES
     return lambda of_weight, of_input: columns
 
@@ -149,5 +151,49 @@ def _add_products(builder: Any, total: Any, weight: Any, values: Any) -> Any:
 
 
 # Called as the intrinsics that they make in compiled code.
-dots_of_weights: Any = _dots(WEIGHTS)
-dots_of_weight: Any = _dots(1)
+_dots_of_weights: Any = _dots(WEIGHTS)
+_dots_of_weight: Any = _dots(1)
+
+
+@njit(error_model="numpy")
+def sum_products(weights, inputs, of_weight, of_input, sums):
+    """sums[input, weight], of rows of weights that a cache holds: (address, bytes from row to row,
+    number of rows). A sum is made in one order whatever the rows beside it are."""
+    _sum_vectors(weights, inputs, of_weight, of_input, sums)
+    _sum_rest(weights, inputs, of_weight, of_input, sums)
+
+
+@njit(error_model="numpy")
+def _sum_vectors(weights, inputs, of_weight, of_input, sums):
+    """Of the columns that fill vectors."""
+    address, of_row, count = weights
+    n, (num_rows, width), stride = 0, inputs.shape, sums.shape[1]
+    while n < count:
+        num_weights = WEIGHTS if n + WEIGHTS <= count else 1
+        for row in range(0, num_rows, INPUTS):
+            num_inputs = min(INPUTS, num_rows - row)
+            x = inputs.ctypes.data + row * width * inputs.itemsize
+            at = sums.ctypes.data + 4 * (row * stride + n)
+            if num_weights == WEIGHTS:
+                _dots_of_weights(of_weight, of_input, address, x, num_inputs, width, at, stride)
+            else:
+                _dots_of_weight(of_weight, of_input, address, x, num_inputs, width, at, stride)
+        address += num_weights * of_row
+        n += num_weights
+
+
+@njit(error_model="numpy")
+def _sum_rest(weights, inputs, of_weight, of_input, sums):
+    """Adds the columns behind the vectors."""
+    address, _, count = weights
+    (num_rows, width), columns = inputs.shape, _columns_of_vector(of_weight, of_input)
+    start = width // columns * columns
+    if start == width:
+        return
+    matrix = array_at(address, (count, width), of_weight)
+    for row in range(num_rows):
+        for w in range(count):
+            total = sums[row, w]
+            for i in range(start, width):
+                total += widen(matrix[w, i]) * widen(inputs[row, i])
+            sums[row, w] = total
