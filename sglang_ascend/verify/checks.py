@@ -43,6 +43,16 @@ class PartResult:
         return cls(fields["part"], fields["key"], fields["seconds"], checks)
 
 
+def found_by(name: str, run: Callable[[], Check]) -> Check:
+    """``run``'s check, or a failed one of this name with what ``run`` raised. A device may say that
+    a kernel failed when it is launched, when its result is fetched, or when the next call is made.
+    """
+    try:
+        return run()
+    except Exception as error:
+        return Check(name, False, note=sentence_of(error))
+
+
 def sentence_of(error: BaseException) -> str:
     """An exception as one line of a report."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]

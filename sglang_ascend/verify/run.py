@@ -15,7 +15,7 @@ from rich.progress import Progress as Bars
 from rich.progress import TaskID
 
 from sglang_ascend.files import write_json
-from sglang_ascend.verify.checks import Check, PartResult, Progress
+from sglang_ascend.verify.checks import Check, PartResult, Progress, sentence_of
 from sglang_ascend.verify.machine import Machine
 from sglang_ascend.verify.operators.against_reference import check_operators
 from sglang_ascend.verify.operators.speed import time_operators
@@ -117,7 +117,10 @@ def run(
             result = finished(folder / f"{part}.json", key)
             if result is None:
                 start = time.monotonic()
-                checks = verification.run_part(part, _advance(bars, task, part))
+                try:
+                    checks = verification.run_part(part, _advance(bars, task, part))
+                except Exception as error:  # of none of its checks; the other parts have theirs
+                    checks = [Check(part, False, note=sentence_of(error))]
                 seconds = time.monotonic() - start
                 result = PartResult(part, key, seconds, tuple(checks))
                 write_json(folder / f"{part}.json", result.to_json())

@@ -72,9 +72,12 @@ def running(
                 ready[name] = server
                 checks.append(Check(f"the server starts, {name}", True))
             except RuntimeError as error:
-                end_of_log = " ".join(str(error)[-1500:].split())
-                checks.append(Check(f"the server starts, {name}", False, note=end_of_log))
+                checks.append(Check(f"the server starts, {name}", False, note=end_of(str(error))))
         yield ready, checks
+
+
+def end_of(log: str) -> str:
+    return " ".join(log[-1500:].split())
 
 
 def ask(
@@ -82,6 +85,22 @@ def ask(
 ) -> list[Reply]:
     greedy = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
     return server.generate(input_ids=prompts, sampling_params=greedy, **fields)
+
+
+def ask_each(
+    servers: Servers, prompts: list[list[int]]
+) -> tuple[dict[str, list[Reply]], list[Check]]:
+    """Replies, the first ones with log-probabilities, and a failed check of each server that gives
+    none: ``servers`` is without it then, and the others still show what they can."""
+    replies, failed = dict[str, list[Reply]](), list[Check]()
+    for name, server in [*servers.items()]:
+        try:
+            replies[name] = ask(server, prompts, return_logprob=not replies)
+        except Exception as error:
+            del servers[name]
+            note = f"{sentence_of(error)}; its log ends: {end_of(server.log_tail())}"
+            failed.append(Check(f"the server answers, {name}", False, note=note))
+    return replies, failed
 
 
 def steps_of(replies: list[Reply], new_tokens: int = NEW_TOKENS) -> int:
@@ -95,11 +114,10 @@ def check_tokens(servers: Servers, reference: ReferenceTokens) -> list[Check]:
     Rounding is the reference's own, never the servers': a broken one cannot excuse itself.
     """
     prompts = [reference.prompt(question) for question in QUESTIONS]
-    measured_by = next(iter(servers))
-    replies = {
-        name: ask(server, prompts, return_logprob=name == measured_by)
-        for name, server in servers.items()
-    }
+    replies, failed = ask_each(servers, prompts)
+    if not replies:
+        return failed
+    measured_by = next(iter(replies))
     judged = {
         name: [
             reference.judge(prompt, reply["output_ids"])
@@ -115,8 +133,9 @@ def check_tokens(servers: Servers, reference: ReferenceTokens) -> list[Check]:
         "usual margin (nats)": usual,
         "largest error of a log-probability (nats)": largest_error(replies[measured_by], first),
     }
-    checks = [Check("rounding is well below the model's margins", rounding < usual, measured)]
-    for name in servers:
+    margins = "rounding is well below the model's margins"
+    checks = [*failed, Check(margins, rounding < usual, measured)]
+    for name in judged:
         title = f"greedy tokens against the reference, {name}"
         checks.append(judge_tokens(title, judged[name], reference.has_experts))
     plain = replies.pop("plain", None)

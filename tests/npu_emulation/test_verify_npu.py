@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from npu_emulation.device_work import enqueue
 from sglang_ascend.env import LOG_WAITS
 from sglang_ascend.ops.dispatch import OPS, Implementation
 from sglang_ascend.plugin.npu.waits import log_waits
@@ -73,6 +74,25 @@ def test_a_sum_of_other_weights_and_one_of_another_type_are_found(another_body):
     assert operators.check_call(wrong).passed is False
     wide = another_body("experts.unpermute", lambda *args: right(*args).float())
     assert operators.check_call(wide).passed is False
+
+
+@pytest.mark.parametrize("check_call", [operators.check_call, synchronisation.check_call])
+def test_a_kernel_that_fails_behind_its_call_is_reported_and_the_next_is_checked(
+    another_body, check_call
+):
+    right = OPS["experts.unpermute"].implementation("npu")
+
+    def fails() -> None:
+        raise RuntimeError("aicore exception, error code 507015")
+
+    def body(*args: Any) -> torch.Tensor:
+        result = right(*args)
+        enqueue(fails)
+        return result
+
+    found = check_call(another_body("experts.unpermute", body))
+    assert found.passed is False and "507015" in found.note
+    assert check_call(BoundCall(OPS["layers.swiglu"], torch.bfloat16, "npu")).passed
 
 
 def test_a_wait_of_a_server_is_a_line_of_its_log(monkeypatch, capfd):

@@ -201,6 +201,43 @@ def test_what_a_body_raises_is_reported_in_one_line(another_body):
     assert check.note == "RuntimeError: no kernel for this SoC"
 
 
+class Lost(torch.Tensor):
+    """What a kernel leaves that failed: the device says so when it is fetched."""
+
+    def cpu(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        raise RuntimeError("aicore exception, error code 507015")
+
+
+def test_a_kernel_that_failed_is_reported_when_its_result_is_fetched(another_body):
+    def fails_late(sampled: torch.Tensor, drafted: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(sampled), dtype=torch.int32).as_subclass(Lost)
+
+    check = check_call(another_body("chain.verify_chain", fails_late))
+    assert (check.passed, check.note) == (
+        False,
+        "RuntimeError: aicore exception, error code 507015",
+    )
+
+
+def test_a_device_that_takes_no_call_any_more_ends_no_part(monkeypatch):
+    """As behind a kernel that failed: tensors cannot be brought there either."""
+
+    def prepare(self: BoundCall, device: str) -> None:
+        raise RuntimeError("the device is in error")
+
+    monkeypatch.setattr(BoundCall, "prepare", prepare)
+    monkeypatch.setattr(synchronisation, "wait_of", prepare)
+    # Chosen by the call's arguments where there is more than the reference.
+    for checks in (
+        check_operators("cpu", quiet),
+        synchronisation.check_synchronisation("cpu", quiet),
+        speed.time_operators("cpu", 1, quiet),
+    ):
+        failed = [check for check in checks if check.passed is False]
+        assert len(failed) > len(ON_CPU)
+        assert {check.note for check in failed} == {"RuntimeError: the device is in error"}
+
+
 @pytest.mark.parametrize(
     ("found", "expected", "share"),
     [

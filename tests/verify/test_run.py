@@ -211,6 +211,22 @@ def test_a_failed_check_is_exit_code_1(command, monkeypatch):
     assert "0 of 1 checks passed: sum." in result.stderr
 
 
+def test_a_part_that_raises_is_reported_and_the_others_run(command, monkeypatch, tmp_path):
+    def run_part(self: Verification, part: str, progress: object) -> list[Check]:
+        if part == PARTS[0]:
+            raise RuntimeError("no\ndriver")
+        return [Check(f"{part} is right", True)]
+
+    monkeypatch.setattr(Verification, "run_part", run_part)
+    result = command()
+    assert result.exit_code == 1
+    assert f"4 of 5 checks passed: {PARTS[0]}." in result.stderr
+    assert (
+        f"| {PARTS[0]} | FAIL |  | RuntimeError: no driver |"
+        in (tmp_path / "out" / "report.md").read_text()
+    )
+
+
 def test_an_unknown_model_is_exit_code_2(tmp_path):
     words = ["verify-npu", "--device", "cpu", "--model", "nosuch", "--out", str(tmp_path / "out")]
     result = RUNNER.invoke(app, words)

@@ -144,6 +144,7 @@ class FakeProcess(FakeServer):
     """Starts, unless its arguments say what it cannot."""
 
     broken: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()  # which start, and die when they are asked
 
     def __init__(
         self, arguments: list[str], log_path: Path, environment: dict[str, str] | None
@@ -156,6 +157,14 @@ class FakeProcess(FakeServer):
     def wait_until_ready(self, timeout_s: float) -> None:
         if self.name in self.broken:
             raise RuntimeError("the server died at start:\nno such device")
+
+    def generate(self, **fields: Any) -> list[dict[str, Any]]:
+        if self.name in self.silent:
+            raise ConnectionResetError("no reply")
+        return super().generate(**fields)
+
+    def log_tail(self) -> str:
+        return "Traceback:\nEZ1001 of an operator"
 
     def stop(self) -> None:
         pass
@@ -178,6 +187,28 @@ def test_what_one_server_cannot_the_others_still_show(tmp_path, monkeypatch, bro
         both = {"plain", name}.isdisjoint(broken)
         assert (f"batch 1, output tokens/s, {name} / plain" in found) == both
         assert (f"replies are those without MTP, {name}" in found) == both
+
+
+@pytest.mark.parametrize("silent", [("plain",), ("mtp",), ("plain", "adaptive"), tuple(FLAGS)])
+def test_what_a_server_that_dies_at_its_first_request_cannot_the_others_still_show(
+    tmp_path, monkeypatch, silent
+):
+    monkeypatch.setattr(FakeProcess, "silent", silent)
+    monkeypatch.setattr(serving, "ServerProcess", FakeProcess)
+    monkeypatch.setattr(serving, "ReferenceTokens", lambda folder, dtype: FakeReference())
+    setting = Setting(tmp_path / "m", "cpu", tmp_path, rounds=1, name="m")
+    checks = serving.check_serving(setting, lambda what, total: None)
+    found = {check.name.removeprefix("m: "): check for check in checks}
+    for name in silent:
+        answers = found.pop(f"the server answers, {name}")
+        assert answers.passed is False
+        assert answers.note == (
+            "ConnectionResetError: no reply; its log ends: Traceback: EZ1001 of an operator"
+        )
+    for name in FLAGS:
+        assert (f"greedy tokens against the reference, {name}" in found) == (name not in silent)
+        assert (f"batch 8, {name}" in found) == (name not in silent)
+    assert not any(check.passed is False for check in found.values())
 
 
 def test_a_server_that_dies_while_it_is_timed_keeps_what_was_found(tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def servers(monkeypatch) -> dict[str, FakeServer]:
     @contextmanager
     def fake(setting: Setting, environment: dict[str, str]):
         assert env.LOG_WAITS.get(environment)
-        yield running, []
+        yield running, [Check(f"the server starts, {kind}", True) for kind in running]
 
     monkeypatch.setattr(serving_waits, "running", fake)
     return running
@@ -73,6 +73,19 @@ def test_a_step_with_mtp_must_not_wait(servers, tmp_path, waits, passed):
     assert found["m: waits per step, plain"].passed is None
     assert found["m: waits per step, plain"].measured == {"waits": 2.0}
     assert found["m: waits per step, mtp"].passed is passed
+
+
+def test_what_a_server_that_dies_cannot_the_others_still_show(servers, tmp_path):
+    def died(**fields: Any) -> None:
+        raise ConnectionResetError("no reply")
+
+    servers.update(plain=FakeServer(2), mtp=FakeServer(0, tokens_per_step=2))
+    servers["plain"].generate = died  # type: ignore[method-assign]
+    found = check(tmp_path)
+    assert found["m: the server starts, plain"].passed
+    assert found["m: waits per step, plain"].passed is False
+    assert found["m: waits per step, plain"].note == "ConnectionResetError: no reply"
+    assert found["m: waits per step, mtp"].passed
 
 
 def test_without_a_device_nothing_is_started_or_judged(tmp_path):

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
 from sglang_ascend.ops.npu import CheckedCalls
-from sglang_ascend.verify.checks import Check, Progress, sentence_of
+from sglang_ascend.verify.checks import Check, Progress, found_by
 from sglang_ascend.verify.operators.calls import (
     CALLS,
     STATIC_INPUT,
@@ -134,15 +134,16 @@ def distance(found: torch.Tensor, expected: torch.Tensor, roundings: int) -> tup
 
 def check_call(call: BoundCall) -> Check:
     """Never raises: what a body raises is what was found."""
+    return found_by(call.name, lambda: _compared(call))
+
+
+def _compared(call: BoundCall) -> Check:
     reason = call.declined()
     if reason:
         return Check(call.name, None, note=reason)
-    try:
-        args, kwargs = call.prepare(call.device)
-        with checked_calls(call.device):
-            found = call.body(*args, **kwargs)
-    except Exception as error:
-        return Check(call.name, False, note=sentence_of(error))
+    args, kwargs = call.prepare(call.device)
+    with checked_calls(call.device):
+        found = call.body(*args, **kwargs)
     reference_args, reference_kwargs = call.prepare("cpu")
     case = call.case
     oracle = case.oracle or call.op.implementation(REFERENCE)

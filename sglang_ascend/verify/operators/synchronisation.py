@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sglang_ascend.verify.checks import Check, Progress, sentence_of
+from sglang_ascend.verify.checks import Check, Progress, found_by, sentence_of
 from sglang_ascend.verify.operators.against_reference import BoundCall, bound_calls
 
 # Operations whose result or shape is data: on a device the host waits for them.
@@ -20,6 +20,7 @@ COPIES = {"copy_", "_to_copy"}
 NEW_FROM_HOST = "lift_fresh"
 # torch's and torch_npu's words where their debug mode stops a call.
 WAITED = "called a synchronizing"
+CONTROL = "control: waits are seen"
 
 
 class HostReads(TorchDispatchMode):
@@ -72,27 +73,33 @@ def wait_of(device: str, run: Callable[[], Any]) -> str:
 
 
 def sees_a_wait(device: str) -> Check:
-    """The control: a wait must be seen, or seeing nothing means nothing."""
+    """The control: a wait must be seen, or seeing nothing means nothing. Never raises."""
+    return found_by(CONTROL, lambda: _control(device))
+
+
+def _control(device: str) -> Check:
     number, stream = torch.ones((), device=device), torch.get_device_module(device).current_stream()
     waits: dict[str, Callable[[], Any]] = {"a number is read": lambda: (number + 1).item()}
     if device != "cpu":
         waits["a tensor is fetched"] = (number + 1).cpu
         waits["a stream is waited for"] = stream.synchronize
     unseen = [name for name, run in waits.items() if not wait_of(device, run)]
-    return Check("control: waits are seen", not unseen, note=", ".join(unseen))
+    return Check(CONTROL, not unseen, note=", ".join(unseen))
 
 
 def check_call(call: BoundCall) -> Check:
+    """Never raises."""
+    return found_by(call.name, lambda: _watched(call))
+
+
+def _watched(call: BoundCall) -> Check:
     reason = call.declined()
     if reason:
         return Check(call.name, None, note=reason)
     if call.case.at_load:
         return Check(call.name, None, note="called when weights are loaded, where it may wait")
     args, kwargs = call.prepare(call.device)
-    try:
-        found = wait_of(call.device, lambda: call.body(*args, **kwargs))
-    except Exception as error:
-        return Check(call.name, False, note=sentence_of(error))
+    found = wait_of(call.device, lambda: call.body(*args, **kwargs))
     if call.device == "cpu":
         return Check(call.name, None, note=f"there is no device to wait for; read: {found or '-'}")
     return Check(call.name, not found, note=found)
