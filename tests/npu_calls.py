@@ -275,7 +275,17 @@ GOOD: dict[str, dict[str, dict[str, Any]]] = {
             "split_item": 2,
             "group_type": 0,
             "group_list": empty(8, dtype=torch.int64),
-        }
+        },
+        "int8": {
+            "x": [empty(24, 96, dtype=INT8)],
+            "weight": [empty(8, 96, 64, dtype=INT8)],
+            "scale": [empty(8, 64)],
+            "per_token_scale": [empty(24, dtype=FP32)],
+            "split_item": 2,
+            "group_type": 0,
+            "group_list": empty(8, dtype=torch.int64),
+            "output_dtype": BF16,
+        },
     },
     "npu_dynamic_quant": {"": {"input": empty(4, 96)}},
     "npu_quantize": {
@@ -453,10 +463,18 @@ WRONG: dict[str, dict[str, Changes]] = {
             ("one value, or one", {"scale": empty(96, dtype=FP32)}),
             ("scale is float32", {"scale": empty(64, dtype=torch.float16)}),
             ("one value a row", {"pertoken_scale": empty(64, dtype=FP32)}),
+            (
+                "at most 65535",
+                {"x2": empty(96, 65536, dtype=INT8), "scale": empty(65536, dtype=FP32)},
+            ),
         ]
     },
     "npu_weight_quant_batchmatmul": {
         "": [
+            (
+                "at most 65535",
+                {"weight": empty(96, 65536, dtype=INT8), "antiquant_scale": empty(65536)},
+            ),
             ("x is [m, k]", {"weight": empty(64, 96, dtype=INT8)}),
             ("dtype of x", {"antiquant_scale": empty(64, dtype=FP32)}),
             ("shape of the scale", {"antiquant_offset": empty(1)}),
@@ -469,7 +487,8 @@ WRONG: dict[str, dict[str, Changes]] = {
             ("at most 128", {"x": [empty(2, 96)] * 129}),
             ("when the result is one", {"x": [empty(2, 12, 96)]}),
             ("0 or 1", {"group_list_type": 2}),
-        ]
+        ],
+        "int8": [("bfloat16 scales for", {"scale": [empty(8, 64, dtype=FP32)]})],
     },
     "npu_dynamic_quant": {
         "": [

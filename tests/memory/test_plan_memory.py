@@ -76,7 +76,7 @@ def test_what_no_operator_of_an_npu_multiplies_is_held_decoded_and_named(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["DeepseekV3", "Glm4Moe"])
-def test_inputs_that_stay_float_would_take_little_off_a_rank(name, tmp_path):
+def test_inputs_that_stay_float_would_add_little_to_a_rank(name, tmp_path):
     config = read_config(folder_of(name, tmp_path / "model"))
     path = tmp_path / "w8a16.yaml"
     linears = "qconfig: {weight: {scope: per_channel, dtype: int8}}, exclude: ['*kv_b_proj']"
@@ -85,7 +85,7 @@ def test_inputs_that_stay_float_would_take_little_off_a_rank(name, tmp_path):
         mixed, floats = (
             planned(config, one, Deployment(ranks)).rank_bytes for one in ("w8a8-mixed", str(path))
         )
-        assert 0 < mixed - floats < 2e-4 * mixed
+        assert 0 < floats - mixed < 8e-3 * mixed
 
 
 def test_a_server_that_would_not_start_holds_nothing(tmp_path):

@@ -17,8 +17,8 @@ from sglang_ascend.ops.dispatch import REFERENCE
 from sglang_ascend.ops.npu import CheckedCalls
 from sglang_ascend.ops.quantized import npu
 from sglang_ascend.quantization.formats import INT8
-from sglang_ascend.quantization.product import prepare, prepare_grouped
-from sglang_ascend.quantization.weight import PER_TOKEN, QuantizedWeight
+from sglang_ascend.quantization.product import held, prepare, prepare_grouped
+from sglang_ascend.quantization.weight import PER_TOKEN, WEIGHT_ONLY, QuantizedWeight
 
 ROWS, OUT, WIDTH, GROUP = 5, 16, 128, 32
 
@@ -199,6 +199,26 @@ def test_what_has_no_fused_product_is_multiplied_as_floats(numerics):
     grouped = prepare_grouped([on_device] * 3, torch.bfloat16, needs_body=True)
     counts = torch.tensor([2, 0, 3], device="npu")
     assert agrees(grouped(x.to("npu"), counts), x.double() @ values.T)
+
+
+@pytest.mark.parametrize("rule", [PER_TOKEN, WEIGHT_ONLY])
+@pytest.mark.parametrize(("num_rows", "is_float"), [(65535, False), (65536, True)])
+def test_a_head_of_more_rows_than_a_product_takes_is_multiplied_as_floats(
+    numerics, rule, num_rows, is_float
+):
+    matrix, scale = codes(num_rows, GROUP), in_bf16(num_rows, 1)
+    x = torch.randn(ROWS, GROUP).bfloat16()
+    weight = QuantizedWeight(matrix, scale, None, (1, GROUP), INT8, rule)
+    with CheckedCalls():
+        on_device = weight.to(torch.device("npu"))
+        found = prepare(on_device, torch.bfloat16, needs_body=True)(x.to("npu"))
+    values = weight.dequantize()
+    exact = x.double() @ (values.bfloat16() if is_float else values).double().T
+    if rule is PER_TOKEN and not is_float:
+        exact = exact_integers(x, matrix, scale)
+    assert agrees(found, exact)
+    meta = held(weight.to(torch.device("meta")), torch.bfloat16, needs_body=True)
+    assert meta.is_float == is_float
 
 
 def test_what_the_device_cannot_take_is_left_to_the_reference():

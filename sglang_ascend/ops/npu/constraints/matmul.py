@@ -14,6 +14,14 @@ def _columns(call: SimpleNamespace) -> int:
     return call.x2.shape[-1] * (8 if call.x2.dtype == torch.int32 else 1)
 
 
+def _scale_fits_result(call: SimpleNamespace) -> bool:
+    """Of int8 rows and int8 weights; packed int4 has scales of another form."""
+    if call.x[0].dtype != torch.int8 or call.weight[0].dtype != torch.int8:
+        return True
+    wanted = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}.get(call.output_dtype)
+    return wanted is None or all(scale.dtype == wanted for scale in call.scale or ())
+
+
 def _rows_match(call: SimpleNamespace) -> bool:
     """Each weight is [k, n], or [groups, k, n] for a single one."""
     pairs = zip(call.x, call.weight, strict=False)
@@ -37,6 +45,11 @@ CONSTRAINTS = (
                 4972, "数据类型支持float32、int64、bfloat16", "scale is float32, int64 or bfloat16"
             )(lambda c: c.scale.dtype in (torch.float32, torch.int64, torch.bfloat16)),
             rule(
+                5001,
+                "x1与x2最后一维的shape大小不能超过65535",
+                "rows of x1 and x2 have at most 65535 columns",
+            )(lambda c: c.x1.shape[-1] <= 65535 and _columns(c) <= 65535),
+            rule(
                 4978, "shape需要是1维(m,), 其中m与x1的m一致", "pertoken_scale has one value a row"
             )(lambda c: c.pertoken_scale is None or c.pertoken_scale.shape == c.x1.shape[-2:-1]),
         ),
@@ -47,6 +60,12 @@ CONSTRAINTS = (
             rule(5464, "x和weight后两维必须为(M, K)和(K, N)格式", "x is [m, k], the weight [k, n]")(
                 lambda c: (
                     c.x.dim() == 2 and c.weight.dim() == 2 and c.x.shape[1] == c.weight.shape[0]
+                )
+            ),
+            rule(5464, "K、N的范围为[1, 65535]", "the weight has at most 65535 rows and columns")(
+                lambda c: (
+                    len(c.weight) <= 65535
+                    and c.weight.shape[1] * (8 if c.weight.dtype == torch.int32 else 1) <= 65535
                 )
             ),
             rule(5437, "其数据类型需与x保持一致", "a float antiquant_scale has the dtype of x")(
@@ -81,6 +100,11 @@ CONSTRAINTS = (
                 "其他情况下, 张量仅支持2维输入",
                 "x is [rows, k] when the result is one tensor",
             )(lambda c: c.split_item in (0, 1) or all(x.dim() == 2 for x in c.x)),
+            rule(
+                5964,
+                "scale: torch.bfloat16, torch.float32",
+                "int8 rows have bfloat16 scales for a bfloat16 result, float32 for float16",
+            )(_scale_fits_result),
             rule(
                 5890,
                 "0代表group_list_type中数值为分组轴大小的cumsum结果",

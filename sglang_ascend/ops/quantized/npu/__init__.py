@@ -8,6 +8,7 @@ from sglang_ascend.ops.quantized.npu.weights import (
     Matrix,
     accepts_integer_codes,
     accepts_weight_only_codes,
+    fits,
     matrix_of,
     offset_matrix,
     prepare_integer,
@@ -33,6 +34,8 @@ __all__ = [
 INPUTS = (torch.float16, torch.bfloat16)
 COUNTS_OF_EXPERTS, ONE_RESULT, GROUPS_OF_ROWS = 1, 2, 0
 LAST_AXIS = -1
+# What the product of int8 groups takes as scales of the outputs, by the type of its result.
+SCALES_OF_GROUPS = {torch.bfloat16: torch.bfloat16, torch.float16: torch.float32}
 
 
 def accepts_integer(
@@ -48,7 +51,8 @@ def accepts_groups(
 ) -> bool:
     """int8 that the reference prepared are taken too."""
     is_plain = weight.bits == 8 and weight.packed is None and weight.scale.shape[-1] == 1
-    return x.dtype in INPUTS and (is_plain or isinstance(weight.packed, Matrix))
+    is_taken = fits(weight.codes) and (is_plain or isinstance(weight.packed, Matrix))
+    return x.dtype in INPUTS and is_taken
 
 
 def integer_linear(
@@ -78,12 +82,14 @@ def grouped_integer_linear(
 ) -> torch.Tensor:
     codes, row_scale = torch.ops.npu.npu_dynamic_quant(x)
     matrix = matrix_of(weight)
+    is_packed = matrix.codes.dtype == torch.int32
+    scale = matrix.scale if is_packed else matrix.scale.to(SCALES_OF_GROUPS[x.dtype])
     return _grouped_matmul(
         codes,
         matrix,
         counts,
         x.dtype,
-        scale=[matrix.scale],
+        scale=[scale],
         per_token_scale=[row_scale],
         bias=None if matrix.bias is None else [matrix.bias],
     )
@@ -114,9 +120,10 @@ def accepts_weight_only(
 ) -> bool:
     """int8 that the reference prepared are taken too."""
     of_groups = weight.group_size % 32 == 0 and weight.group_size > 0 and weight.codes.dim() == 2
-    fits = weight.scale.shape[-1] == 1 or of_groups
-    is_plain = weight.bits == 8 and weight.packed is None and fits
-    return x.dtype in INPUTS and (is_plain or isinstance(weight.packed, Matrix))
+    is_whole = weight.scale.shape[-1] == 1 or of_groups
+    is_plain = weight.bits == 8 and weight.packed is None and is_whole
+    is_taken = fits(weight.codes) and (is_plain or isinstance(weight.packed, Matrix))
+    return x.dtype in INPUTS and is_taken
 
 
 def weight_only_linear(

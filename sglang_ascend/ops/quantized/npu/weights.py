@@ -16,6 +16,8 @@ from sglang_ascend.ops.quantized import integer, weight_only
 from sglang_ascend.ops.quantized.weights import IntegerWeight, PreparedCodes, WeightOnly
 
 FRACTAL_NZ = 29  # tiles of 16 x 32 bytes
+# No product takes a matrix of more rows or columns; a head on one rank often has.
+MOST_COLUMNS = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,13 @@ def accepts_integer_codes(
     **options,
 ) -> bool:
     """One scale a channel. int4 of groups are packed, in eights of the outputs."""
-    return scale.shape[-1] == 1 and (not _is_packed(codes, bits) or codes.shape[-2] % 8 == 0)
+    packs = not _is_packed(codes, bits) or codes.shape[-2] % 8 == 0
+    return scale.shape[-1] == 1 and packs and fits(codes)
+
+
+def fits(codes: torch.Tensor) -> bool:
+    """Whether a product takes so many rows and columns."""
+    return max(codes.shape[-2:]) <= MOST_COLUMNS
 
 
 def _is_packed(codes: torch.Tensor, bits: int) -> bool:
@@ -66,7 +74,9 @@ def prepare_integer(
         bias = 8 * units * matrix.scale
         matrix = replace(matrix, codes=_packed(columns), scale=bits_of_scale, bias=bias)
     else:
-        matrix = replace(matrix, codes=_in_tiles(columns), scale=matrix.scale.contiguous())
+        # Servers have bfloat16, for which the product of groups takes no other scales.
+        scale = matrix.scale if codes.dim() == 2 else matrix.scale.bfloat16()
+        matrix = replace(matrix, codes=_in_tiles(columns), scale=scale.contiguous())
     return replace(weight, quant_bias=None, **_packed_fields(weight, matrix))
 
 
@@ -123,7 +133,7 @@ def accepts_weight_only_codes(
     of_groups = width % size == 0 and size % 32 == 0
     packs = bits == 8 or codes.shape[-2] % 8 == 0
     one_matrix = codes.dim() == 2
-    if not one_matrix and group_index is not None:
+    if not fits(codes) or (not one_matrix and group_index is not None):
         return False
     return packs and (of_channels or (of_groups and (one_matrix or bits == 4)))
 
