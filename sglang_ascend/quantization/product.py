@@ -19,6 +19,7 @@ from sglang_ascend.ops.dispatch import REFERENCE, Op
 from sglang_ascend.ops.quantized.weights import PreparedCodes
 from sglang_ascend.quantization.emulated import emulated, is_emulated, rounded_inputs
 from sglang_ascend.quantization.formats import FP8_E4M3, INT4, INT8
+from sglang_ascend.quantization.layouts.modelslim import fold_static
 from sglang_ascend.quantization.transforms.rotation import rotated
 from sglang_ascend.quantization.weight import InputKind, QuantizedWeight, dense
 
@@ -254,29 +255,10 @@ def _operators(
         return ops.weight_only_linear, ops.grouped_weight_only_linear, prepared
     if zero is not None or form.group_index is not None or rule.number_format is not INT8:
         raise _no_operator(form)
-    fold = _static_fold(form) if rule.kind == InputKind.STATIC else {"scale": scale}
-    prepared = ops.prepare_integer(codes, bits=bits, group_size=width, **fold)
+    fold = fold_static(form) if rule.kind == InputKind.STATIC else {}
+    scale = fold.pop("deq_scale")[:, None] if fold else scale
+    prepared = ops.prepare_integer(codes, scale, bits=bits, group_size=width, **fold)
     return ops.integer_linear, ops.grouped_integer_linear, prepared
-
-
-def _static_fold(weight: QuantizedWeight) -> dict[str, Tensor]:
-    """ModelSlim's: y = (q W^T + quant_bias) * deq_scale with deq_scale = weight scale * input scale
-    and quant_bias = round(bias / deq_scale - offset * row sums of W)."""
-    rule = weight.input_rule
-    input_scale, offset = weight.scale.new_tensor([[rule.scale], [rule.offset]])
-    deq_scale = weight.scale * input_scale
-    bias = torch.zeros_like(deq_scale[:, 0]) if weight.bias is None else weight.bias
-    sums = weight.codes.sum(1, dtype=torch.int64)
-    if not sums.is_meta:  # float64 is not on every device
-        sums, bias = sums.cpu(), bias.cpu()
-    units, step = sums.double() * (rule.offset or 0.0), deq_scale[:, 0].to(sums.device)
-    quant_bias = (bias.double() / step - units).round().to(torch.int32)
-    return {
-        "scale": deq_scale,
-        "input_scale": input_scale,
-        "input_offset": offset,
-        "quant_bias": quant_bias.to(deq_scale.device),
-    }
 
 
 def _no_operator(weight: QuantizedWeight) -> ValueError:

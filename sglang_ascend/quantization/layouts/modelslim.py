@@ -227,3 +227,22 @@ def _read_static(held: ModuleTensors) -> QuantizedWeight:
         ),
         bias=(units * deq_scale).to(torch.float32) if has_bias else None,
     )
+
+
+def fold_static(weight: QuantizedWeight) -> dict[str, Tensor]:
+    """What W8A8 has beside the codes of `weight`, by suffix: the inverse of `_read_static`."""
+    rule = weight.input_rule
+    parts = (rule.scale, rule.offset)
+    input_scale, input_offset = (weight.scale.new_tensor([part]) for part in parts)
+    deq_scale = weight.scale[:, 0] * input_scale
+    bias = torch.zeros_like(deq_scale) if weight.bias is None else weight.bias
+    step, sums = deq_scale, weight.codes.sum(1, dtype=torch.int64)
+    if not sums.is_meta:  # float64 is not on every device
+        bias, step, sums = bias.cpu(), step.cpu(), sums.cpu()
+    quant_bias = (bias.double() / step - sums.double() * (rule.offset or 0.0)).round()
+    return {
+        "quant_bias": quant_bias.to(deq_scale.device, torch.int32),
+        "input_scale": input_scale,
+        "input_offset": input_offset,
+        "deq_scale": deq_scale,
+    }

@@ -16,6 +16,7 @@ from sglang_ascend.quantization.layouts.modelslim import (
     DESCRIPTION,
     FLOAT,
     ModelSlim,
+    fold_static,
 )
 from sglang_ascend.quantization.layouts.packing import pack_nibbles
 from sglang_ascend.quantization.weight import InputKind, QuantizedWeight
@@ -115,22 +116,11 @@ class ModelSlimWriter(Writer):
         return None
 
     def _static(self, module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
-        rule = weight.input_rule
-        input_scale, input_offset = torch.tensor([rule.scale]), torch.tensor([rule.offset])
-        deq_scale = weight.scale.squeeze(1) * input_scale
-        bias = weight.scale.new_zeros(()) if weight.bias is None else weight.bias
-        units = weight.codes.sum(1, dtype=torch.int64) * input_offset.to(torch.float64)
-        quant_bias = (bias.to(torch.float64) / deq_scale - units).round().to(torch.int32)
+        tensors = {"weight": weight.codes, **fold_static(weight)}
         held = self._entries.get(f"{module}.deq_scale")
         if held is not None and held.dtype == "I64":
-            deq_scale = deq_scale.view(torch.int32).to(torch.int64)
-        return {
-            "weight": weight.codes,
-            "quant_bias": quant_bias,
-            "input_scale": input_scale,
-            "input_offset": input_offset,
-            "deq_scale": deq_scale,
-        }
+            tensors["deq_scale"] = tensors["deq_scale"].view(torch.int32).to(torch.int64)
+        return tensors
 
     def order(self, names: Iterable[str]) -> list[str]:
         held = set(names)
