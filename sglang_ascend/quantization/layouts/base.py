@@ -222,6 +222,22 @@ def integer_setting(settings: Mapping[str, Any], name: str, *allowed: int) -> in
     return value
 
 
+def block_setting(settings: Mapping[str, Any], name: str) -> tuple[int, int]:
+    """The rows and columns of a block.
+
+    Raises:
+        SettingError: it is missing, or no list of two integers above 0.
+    """
+    block = settings.get(name)
+    if (
+        not isinstance(block, list)
+        or len(block) != 2
+        or not all(type(size) is int and 0 < size < 2**31 for size in block)
+    ):
+        raise SettingError(name, block, "a list of two integers above 0")
+    return block[0], block[1]
+
+
 def spread_groups(num_columns: int, group_size: int | None) -> int:
     """How many groups `num_columns` make; None is one of all."""
     return 1 if group_size is None else -(-num_columns // group_size)

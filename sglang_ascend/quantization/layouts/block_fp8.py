@@ -10,7 +10,13 @@ from torch import Tensor
 
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.quantization.formats import FP8_E4M3
-from sglang_ascend.quantization.layouts.base import Layout, ModuleTensors, Scheme, SettingError
+from sglang_ascend.quantization.layouts.base import (
+    Layout,
+    ModuleTensors,
+    Scheme,
+    SettingError,
+    block_setting,
+)
 from sglang_ascend.quantization.weight import InputKind, InputRule, QuantizedWeight
 
 FP8_DTYPE = "F8_E4M3"
@@ -21,17 +27,10 @@ class BlockFp8(Layout):
 
     def __init__(self, entries: Mapping[str, TensorEntry], settings: Mapping[str, Any]) -> None:
         super().__init__(entries)
-        block = settings.get("weight_block_size")
-        if (
-            not isinstance(block, list)
-            or len(block) != 2
-            or not all(type(size) is int and 0 < size < 2**31 for size in block)
-        ):
-            raise SettingError("weight_block_size", block, "a list of two integers above 0")
+        self._block = block = block_setting(settings, "weight_block_size")
         activation = settings.get("activation_scheme", "dynamic")
         if activation != "dynamic":
             raise SettingError("activation_scheme", activation, "dynamic")
-        self._block = block[0], block[1]
         self._input_rule = InputRule(InputKind.PER_TOKEN, FP8_E4M3, group_size=block[1])
         self._scheme = Scheme(
             f"FP8 {block[0]}x{block[1]}",

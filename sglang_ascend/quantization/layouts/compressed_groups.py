@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_ascend.quantization.formats import FP8_E4M3, INT2, INT4, INT8, NumberFormat
-from sglang_ascend.quantization.layouts.base import SettingError, integer_setting
+from sglang_ascend.quantization.layouts.base import SettingError, block_setting, integer_setting
 from sglang_ascend.quantization.weight import PER_TOKEN, WEIGHT_ONLY, InputKind, InputRule
 
 FORMATS = {("int", 2): INT2, ("int", 4): INT4, ("int", 8): INT8, ("float", 8): FP8_E4M3}
@@ -92,7 +92,7 @@ def _read_group(group: Any, file_format: Any) -> Group:
         symmetric=_flag(weights, "symmetric", True),
         strategy=strategy,
         group_size=integer_setting(weights, "group_size") if strategy == "group" else None,
-        block_structure=_block_structure(weights) if strategy == "block" else None,
+        block_structure=block_setting(weights, "block_structure") if strategy == "block" else None,
         any_order=weights.get("actorder") in ("group", "dynamic", True),
         input_rule=input_rule,
         input_format=input_format,
@@ -123,17 +123,6 @@ def _flag(arguments: Mapping[str, Any], name: str, default: bool) -> bool:
     if not isinstance(value, bool):
         raise SettingError(name, value, "true or false")
     return value
-
-
-def _block_structure(weights: Mapping[str, Any]) -> tuple[int, int]:
-    block = weights.get("block_structure")
-    if (
-        not isinstance(block, list)
-        or len(block) != 2
-        or not all(type(size) is int and 0 < size < 2**31 for size in block)
-    ):
-        raise SettingError("block_structure", block, "a list of two integers above 0")
-    return block[0], block[1]
 
 
 def _input_rule(arguments: Any) -> tuple[InputRule | None, NumberFormat]:
