@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 REFERENCE = "reference"
@@ -151,3 +153,11 @@ class Op:
 
 
 OPS: dict[str, Op] = {}
+
+
+def load_operators() -> None:
+    """Fills ``OPS`` by importing every package beside this file."""
+    folder, package = Path(__file__).parent, __name__.rpartition(".")[0]
+    for module in iter_modules([str(folder)]):
+        if module.ispkg:
+            import_module(f"{package}.{module.name}")

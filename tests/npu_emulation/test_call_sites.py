@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 import sglang_ascend
-from sglang_ascend.ops.dispatch import OPS
+from sglang_ascend.ops.dispatch import OPS, load_operators
 from sglang_ascend.ops.npu import CONSTRAINTS, CheckedCalls
 from sglang_ascend.verify.operators.against_reference import bound_calls
-from sglang_ascend.verify.operators.calls import load_operators
 
 PACKAGE = Path(sglang_ascend.__file__).parent
 NAMESPACES = ("torch.ops.npu", "torch.ops.atb", "torch_npu")

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
-from sglang_ascend.verify.operators.calls import load_operators
+from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op, load_operators
 
 ROOT = Path(__file__).parents[2]
 # SGLang's own worker and attention serve CUDA: a body for it is a benchmark's.

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation
+from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, load_operators
 from sglang_ascend.verify.operators import over_tiles, speed, synchronisation
 from sglang_ascend.verify.operators.against_reference import (
     BoundCall,
@@ -23,7 +23,7 @@ from sglang_ascend.verify.operators.against_reference import (
     check_operators,
     distance,
 )
-from sglang_ascend.verify.operators.calls import CALLS, arguments_of, load_operators
+from sglang_ascend.verify.operators.calls import CALLS, arguments_of
 
 load_operators()
 FP32 = torch.float32

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import pkgutil
 import platform
 import warnings
 from collections.abc import Callable, Iterator
@@ -215,13 +214,10 @@ def _qualified_name(thing: object) -> str:
 
 def check_operators() -> Section:
     """The implementation that each operator uses on this machine's device."""
-    from sglang_ascend import ops
-    from sglang_ascend.ops.dispatch import OPS
+    from sglang_ascend.ops.dispatch import OPS, load_operators
     from sglang_ascend.plugin.device import device_profile
 
-    for module in pkgutil.iter_modules(ops.__path__):
-        if module.ispkg:
-            importlib.import_module(f"{ops.__name__}.{module.name}")
+    load_operators()
     device, rows, problems = device_profile().device_type, [], []
     for name, op in sorted(OPS.items()):
         try:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
-from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op
+from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op, load_operators
 from sglang_ascend.ops.npu import CheckedCalls
 from sglang_ascend.verify.checks import Check, Progress, found_by
 from sglang_ascend.verify.operators.calls import (
@@ -19,7 +19,6 @@ from sglang_ascend.verify.operators.calls import (
     STATIC_INPUT,
     OperatorCall,
     arguments_of,
-    load_operators,
 )
 from sglang_ascend.verify.operators.over_tiles import OVER_TILES
 

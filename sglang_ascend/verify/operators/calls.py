@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sglang_ascend import ops
 from sglang_ascend.ops import quantized
 from sglang_ascend.ops.dispatch import REFERENCE
 from sglang_ascend.ops.quantized.npu.weights import Matrix
@@ -46,13 +43,6 @@ def arguments_of(call: OperatorCall, dtype: torch.dtype, seed: int = 0) -> Argum
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return call.build(dtype)
-
-
-def load_operators() -> None:
-    """Fills ``ops.dispatch.OPS``."""
-    for module in pkgutil.iter_modules(ops.__path__):
-        if module.ispkg:
-            importlib.import_module(f"{ops.__name__}.{module.name}")
 
 
 def gating(dtype: torch.dtype) -> Arguments:
