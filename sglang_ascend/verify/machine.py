@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 
+from sglang_ascend.bench.figures.machine import cpu_name
 from sglang_ascend.stack import cann_version, installed_version
 
 PACKAGES = ("torch", "torch_npu", "triton-ascend", "sglang", "sgl-kernel-npu", "sglang-ascend")
@@ -70,13 +70,6 @@ def npu_name() -> tuple[str, int]:
             "ASCEND_RT_VISIBLE_DEVICES."
         )
     return npu.get_device_name(0), count
-
-
-def cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
-    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return f"{next(models, platform.machine())}, {len(os.sched_getaffinity(0))} cores"
 
 
 def npu_smi() -> str:

@@ -10,15 +10,16 @@ from pathlib import Path
 
 def describe_machine() -> str:
     """CPU model, usable cores, torch version: one line for a table's title."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
-    cores = len(os.sched_getaffinity(0))
     try:
-        return f"{model}, {cores} cores, torch {version('torch')}"
+        return f"{cpu_name()}, torch {version('torch')}"
     except PackageNotFoundError:  # a client of servers elsewhere
-        return f"{model}, {cores} cores"
+        return cpu_name()
+
+
+def cpu_name() -> str:
+    """CPU model and usable cores."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
+    models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    model = next(models, platform.processor() or platform.machine())
+    return f"{model}, {len(os.sched_getaffinity(0))} cores"
