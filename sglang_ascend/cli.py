@@ -11,6 +11,7 @@ import typer
 from sglang_ascend import __version__
 from sglang_ascend.bench.chat import chat
 from sglang_ascend.bench.command import bench
+from sglang_ascend.bench.options import model_folder
 from sglang_ascend.memory.command import plan_memory
 from sglang_ascend.ptq.cli import evaluate, quantize
 from sglang_ascend.quantization.cli import app as quantization_app
@@ -146,10 +147,8 @@ def verify_npu(
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out {out} is no folder; name one.")
         described = machine.describe(device)
-        folders = tuple(
-            Path(name) if Path(name).is_dir() else catalog.model_path(name)
-            for name in (models if {Part.SERVING, Part.SERVING_WAITS} & set(parts) else ())
-        )
+        serves = {Part.SERVING, Part.SERVING_WAITS} & set(parts)
+        folders = tuple(map(model_folder, models if serves else ()))
     # Behind the check: this loads torch, which an NPU's environment may be unable to.
     from sglang_ascend.verify.run import Verification, run
 

@@ -99,8 +99,7 @@ def finished(path: Path, key: str) -> PartResult | None:
         result = PartResult.from_json(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    failed = any(check.passed is False for check in result.checks)
-    return None if failed or result.key != key else result
+    return None if result.failures or result.key != key else result
 
 
 def run(

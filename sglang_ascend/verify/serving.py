@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sglang_ascend.bench.options import MTP
 from sglang_ascend.bench.server import ServerProcess
 from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.reference_tokens import Judged, ReferenceTokens
 
-MTP = ("--speculative-algorithm", "MTP")
 FLAGS = {"plain": (), "mtp": MTP, "adaptive": (*MTP, "--speculative-adaptive")}
 NEW_TOKENS = 32
 BATCHES = (1, 8)

@@ -57,7 +57,7 @@ def _timed(call: BoundCall, rounds: int) -> Check:
 
 
 def time_operators(device: str, rounds: int, progress: Progress) -> list[Check]:
-    calls = list(bound_calls(device))
+    calls = bound_calls(device)
     checks = []
     for call in calls:
         progress(call.name, len(calls))

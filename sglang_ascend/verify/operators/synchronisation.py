@@ -106,7 +106,7 @@ def _watched(call: BoundCall) -> Check:
 
 
 def check_synchronisation(device: str, progress: Progress) -> list[Check]:
-    calls = list(bound_calls(device))
+    calls = bound_calls(device)
     progress("control", len(calls) + 1)
     checks = [sees_a_wait(device)]
     for call in calls:
