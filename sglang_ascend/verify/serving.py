@@ -3,6 +3,7 @@ fast."""
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any
 
 from sglang_ascend.bench.options import MTP
 from sglang_ascend.bench.server import ServerProcess
+from sglang_ascend.ops.npu.latents import untaken_latents
 from sglang_ascend.verify.checks import Check, Progress, sentence_of
 from sglang_ascend.verify.reference_tokens import Judged, ReferenceTokens
 
@@ -48,6 +50,15 @@ class Setting:
     def arguments(self, name: str) -> list[str]:
         arguments = ["--model-path", str(self.model), "--dtype", DTYPES[self.device], *LIMITS]
         return [*arguments, *FLAGS[name]]
+
+
+def left_out(setting: Setting) -> list[Check]:
+    """A check that judges nothing where the operators of the device do not take the model."""
+    config = setting.model / "config.json"
+    if setting.device != "npu" or not config.is_file():
+        return []
+    reason = untaken_latents(json.loads(config.read_text()))
+    return [Check(f"{setting.name}: servers", None, note=reason)] if reason else []
 
 
 Servers = dict[str, ServerProcess]
@@ -226,6 +237,8 @@ def time_servers(
 
 def check_serving(setting: Setting, progress: Progress) -> list[Check]:
     """Never raises: a server that dies is what was found."""
+    if skipped := left_out(setting):
+        return skipped
     total, checks = 3 + len(BATCHES), list[Check]()
     try:
         progress("the reference on the CPU", total)

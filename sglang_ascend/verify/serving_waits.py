@@ -8,7 +8,7 @@ from sglang_ascend.bench.server import ServerProcess
 from sglang_ascend.env import LOG_WAITS
 from sglang_ascend.verify.checks import Check, Progress, found_by
 from sglang_ascend.verify.operators.synchronisation import WAITED
-from sglang_ascend.verify.serving import Setting, ask, running, steps_of
+from sglang_ascend.verify.serving import Setting, ask, left_out, running, steps_of
 
 PROMPTS = [[16 * request + position + 5 for position in range(16)] for request in range(8)]
 # A reply of either length has one prefill: what the longer one has more is steps.
@@ -42,6 +42,8 @@ def check_steps(kind: str, server: ServerProcess) -> Check:
 
 def check_waits(setting: Setting, progress: Progress) -> list[Check]:
     """Of a server that dies the others still show what they can."""
+    if skipped := left_out(setting):
+        return skipped
     if setting.device == "cpu":
         checks = [Check("waits", None, note="there is no device to wait for")]
     else:

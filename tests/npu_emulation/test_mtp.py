@@ -9,7 +9,14 @@ from __future__ import annotations
 import pytest
 from greedy_oracle import Oracle
 
-from npu_emulation.mtp_runs import check_budget, decodes, served_by_mtp, tokens_per_step
+from npu_emulation.mtp_runs import (
+    MTP,
+    SHORT_CONTEXT,
+    check_budget,
+    decodes,
+    served_by_mtp,
+    tokens_per_step,
+)
 from npu_emulation.report import Report
 from npu_emulation.sglang_runs import (
     EAGER,
@@ -19,6 +26,7 @@ from npu_emulation.sglang_runs import (
     prompt,
     requests,
     served,
+    start,
 )
 from sglang_ascend.models.catalog import model_path
 
@@ -91,6 +99,16 @@ def test_greedy_tokens_are_transformers_on_pages_chunks_prefixes_and_padded_grap
     assert replayed.cached_tokens[: len(PROMPTS)] == [
         PAGE if tokens in EXTENDED else 0 for tokens in PROMPTS
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_nano", [True, False])
+def test_a_start_warns_of_latents_that_no_card_takes(guessable, is_nano):
+    folder = model_path("nano-deepseek") if is_nano else guessable
+    waves = [requests(SHORT[:1], max_new_tokens=1)]
+    process, report = start(folder, waves, (*MTP, *SHORT_CONTEXT, *EAGER), FUSED_ATTENTION)
+    assert report is not None
+    assert ("take 512 + 64: expect CANN to refuse them" in process.stderr) == is_nano
 
 
 def test_drafts_are_kept_and_not(replayed):

@@ -11,6 +11,7 @@ import torch
 from npu_calls import FIRST, GOOD, NINE, WRONG, empty
 
 from sglang_ascend.ops.npu import CONSTRAINTS, CallRefused, CheckedCalls, refusal
+from sglang_ascend.ops.npu.latents import untaken_latents
 
 GOOD_CALLS = [(name, kind) for name, kinds in GOOD.items() for kind in kinds]
 WRONG_CALLS = [
@@ -50,6 +51,18 @@ def test_every_rule_is_broken_by_some_change():
 @pytest.mark.parametrize(("name", "kind", "changes"), NINE)
 def test_what_meta_kernels_accept_is_refused(name, kind, changes):
     assert refusal(name, (), GOOD[name][kind] | changes) is not None
+
+
+def test_latents_are_said_to_be_untaken_where_their_rotation_is_refused():
+    """nano-deepseek's and DeepSeek-V3's; a model without latents says nothing."""
+    for latent, rotated in ((88, 32), (512, 64)):
+        sizes = {"kv_lora_rank": latent, "qk_rope_head_dim": rotated}
+        angles = empty(4, 1, 1, rotated)
+        call = {"x": empty(4, 6, 1, rotated), "cos": angles, "sin": angles}
+        assert bool(untaken_latents(sizes)) == (
+            refusal("npu_interleave_rope", (), call) is not None
+        )
+    assert untaken_latents({"hidden_size": 576}) == ""
 
 
 def test_arguments_are_bound_as_the_schema_has_them():

@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_ascend.cli import app
+from sglang_ascend.models.catalog import model_path
 from sglang_ascend.verify import serving
 from sglang_ascend.verify.machine import REHEARSAL
 from sglang_ascend.verify.reference_tokens import Judged
@@ -26,6 +27,7 @@ from sglang_ascend.verify.serving import (
     check_tokens,
     time_servers,
 )
+from sglang_ascend.verify.serving_waits import check_waits
 
 BEST, CLOSE, WRONG = 7, 8, 9
 # Of the reference: the gap of each token, and how much the best is ahead.
@@ -229,6 +231,31 @@ def test_a_checkpoint_of_another_family_is_a_failed_check(tmp_path):
     setting = Setting(tmp_path, "cpu", tmp_path, rounds=1, name="m")
     (check,) = serving.check_serving(setting, lambda what, total: None)
     assert check.passed is False and "no reference is known" in check.note
+
+
+@pytest.mark.parametrize("part", [serving.check_serving, check_waits])
+def test_a_model_whose_latents_an_npu_does_not_take_is_left_out_and_no_failure(
+    tmp_path, monkeypatch, part
+):
+    """nano-deepseek's, by torch_npu's documentation. The control has DeepSeek's own sizes."""
+
+    def started(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("it was started")
+
+    monkeypatch.setattr(serving, "ServerProcess", started)
+    monkeypatch.setattr(serving, "ReferenceTokens", lambda folder, dtype: FakeReference())
+    nano = Setting(model_path("nano-deepseek"), "npu", tmp_path, rounds=1, name="nano")
+    (check,) = part(nano, lambda what, total: None)
+    assert check.passed is None and "88 + 32 columns" in check.note and "512 + 64" in check.note
+    served = {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    (tmp_path / "config.json").write_text(json.dumps(served))
+    like_v3 = Setting(tmp_path, "npu", tmp_path, rounds=1, name="v3")
+    try:
+        found = part(like_v3, lambda what, total: None)
+    except RuntimeError as error:
+        assert str(error) == "it was started"
+    else:
+        assert any("it was started" in check.note for check in found)
 
 
 @pytest.mark.slow

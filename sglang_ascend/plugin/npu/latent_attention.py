@@ -4,6 +4,7 @@ tiled cache (``SGLANG_USE_FIA_NZ=1``) nor sparse attention."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -12,7 +13,10 @@ from sglang.srt.configs.model_config import AttentionArch, is_deepseek_dsa
 from sglang.srt.environ import envs
 from sglang.srt.utils.common import get_bool_env_var
 
+from sglang_ascend.ops.npu.latents import untaken_latents
 from sglang_ascend.plugin.errors import StartupRefused
+
+logger = logging.getLogger(__name__)
 
 PROLOG = envs.SGLANG_NPU_USE_MLAPO.name
 TILED_CACHE = "SGLANG_USE_FIA_NZ"
@@ -31,6 +35,8 @@ def refuse_unserved_attention(server_args: Any) -> None:
             f"{TILED_CACHE} lays the KV cache out in tiles, and MTP's step reads rows: unset it; "
             f"{PROLOG} may stay."
         )
+    if untaken := untaken_latents(model_config.hf_text_config.to_dict()):
+        logger.warning("%s: expect CANN to refuse them where it is not emulated.", untaken)
     if not envs.SGLANG_NPU_USE_MLAPO.get():
         return
     if model_config.attention_arch != AttentionArch.MLA:
