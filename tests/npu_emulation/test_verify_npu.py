@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from npu_emulation.device_work import enqueue
+from npu_emulation.goldens.registry import GOLDENS
 from sglang_ascend.env import LOG_WAITS
 from sglang_ascend.ops.dispatch import OPS, Implementation
 from sglang_ascend.plugin.npu.waits import log_waits
@@ -141,6 +142,32 @@ def test_a_body_that_waits_is_found(another_body, wait):
 
     found = synchronisation.check_call(another_body("experts.unpermute", waits))
     assert found.passed is False and found.note
+
+
+def multiplied_wrong() -> set[str]:
+    """Products whose check does not pass."""
+    checks = [operators.check_call(call) for call in CALLS if not call.case.at_load]
+    return {name.split(" ")[0].removeprefix("quantized.") for name in failed(checks)}
+
+
+def test_int4_that_is_packed_in_another_order_is_found(monkeypatch):
+    """A product is of the weight that the device's own body has prepared, as a server's is."""
+    right = GOLDENS["npu::npu_convert_weight_to_int4pack"]
+
+    def reversed_order(weight: torch.Tensor) -> torch.Tensor:
+        return right(weight.unflatten(-1, (-1, 8)).flip(-1).flatten(-2))
+
+    monkeypatch.setitem(GOLDENS, "npu::npu_convert_weight_to_int4pack", reversed_order)
+    packed = {"grouped_integer_linear", "grouped_weight_only_linear", "weight_only_linear"}
+    assert multiplied_wrong() == packed
+
+
+def test_tiles_that_are_stored_in_another_order_are_found(monkeypatch):
+    def flipped(input: torch.Tensor, acl_format: int) -> torch.Tensor:
+        return input.flip(-1)
+
+    monkeypatch.setitem(GOLDENS, "npu::npu_format_cast", flipped)
+    assert multiplied_wrong() == {"grouped_integer_linear", "integer_linear"}
 
 
 def test_a_call_that_the_documentation_excludes_is_not_made(another_body):

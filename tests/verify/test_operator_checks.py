@@ -23,7 +23,8 @@ from sglang_ascend.verify.operators.against_reference import (
     check_operators,
     distance,
 )
-from sglang_ascend.verify.operators.calls import CALLS, arguments_of
+from sglang_ascend.verify.operators.calls import CALLS
+from sglang_ascend.verify.operators.operator_call import arguments_of
 
 load_operators()
 FP32 = torch.float32

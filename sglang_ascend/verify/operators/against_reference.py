@@ -14,19 +14,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from sglang_ascend.ops.dispatch import OPS, REFERENCE, Implementation, Op, load_operators
 from sglang_ascend.ops.npu import CheckedCalls
 from sglang_ascend.verify.checks import Check, Progress, found_by
-from sglang_ascend.verify.operators.calls import (
-    CALLS,
-    STATIC_INPUT,
-    OperatorCall,
-    arguments_of,
-)
+from sglang_ascend.verify.operators.calls import CALLS
+from sglang_ascend.verify.operators.operator_call import OperatorCall, arguments_of
 from sglang_ascend.verify.operators.over_tiles import OVER_TILES
+from sglang_ascend.verify.operators.quantized_calls import INT4, STATIC_INPUT, Loaded
 
 # Relative and absolute, by the type of the result; integers are equal or wrong.
 # Two roundings to bf16 may differ by one place, 2^-7; float32 sums of 1024 products err by 1e-6.
 TOLERANCES = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 1e-5}
 # Of an operator's calls: the usual one, and others.
-FORMS = {"": CALLS, "with a static input": STATIC_INPUT, "over tiles": OVER_TILES}
+FORMS = {"": CALLS, "with a static input": STATIC_INPUT, "of int4": INT4, "over tiles": OVER_TILES}
 
 
 @dataclass(frozen=True)
@@ -71,13 +68,16 @@ class BoundCall:
 
 def _calls_of(form: str, device: str) -> Iterator[BoundCall]:
     load_operators()
+    if device == "npu":  # else a weight is not stored as a server's is; SGLang sets it too
+        torch.get_device_module(device).config.allow_internal_format = True
     for name, call in sorted(FORMS[form].items()):
         for dtype in call.dtypes:
             yield BoundCall(OPS[name], dtype, device, form)
 
 
 def bound_calls(device: str) -> list[BoundCall]:
-    return [*_calls_of("", device), *_calls_of("with a static input", device)]
+    forms = ("", "with a static input", "of int4")
+    return [call for form in forms for call in _calls_of(form, device)]
 
 
 def calls_over_tiles(device: str) -> list[BoundCall]:
@@ -91,8 +91,8 @@ def to(device: str, value: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf.to(device, copy=True)
         if is_dataclass(leaf) and not isinstance(leaf, type):
-            return replace(leaf, **to(device, vars(leaf)))
-        return leaf
+            leaf = replace(leaf, **to(device, vars(leaf)))
+        return leaf.on(device) if isinstance(leaf, Loaded) else leaf
 
     return tree_map(moved, value)
 

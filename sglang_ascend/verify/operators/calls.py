@@ -2,47 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sglang_ascend.ops import quantized
-from sglang_ascend.ops.dispatch import REFERENCE
-from sglang_ascend.ops.quantized.npu.weights import Matrix
+from sglang_ascend.verify.operators.operator_call import (
+    FP32,
+    HIDDEN,
+    ROWS,
+    Arguments,
+    OperatorCall,
+)
+from sglang_ascend.verify.operators.quantized_calls import QUANTIZED
 
-BF16, FP32 = torch.bfloat16, torch.float32
-ROWS, HIDDEN = 32, 1024
 PAGE_SIZE, NUM_PAGES = 128, 24
-
-# As every body for the device takes them; the CPU's own have forms of theirs.
-PREPARE_INTEGER = quantized.prepare_integer.implementation(REFERENCE)
-PREPARE_WEIGHT_ONLY = quantized.prepare_weight_only.implementation(REFERENCE)
-
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class OperatorCall:
-    """``build`` draws from torch's generator; the same seed makes the same call."""
-
-    build: Callable[[torch.dtype], Arguments]
-    dtypes: tuple[torch.dtype, ...] = (BF16, FP32)
-    # Roundings to the output's type that body and reference may be apart.
-    roundings: int = 1
-    # Called when weights are loaded, when a wait costs nobody anything.
-    at_load: bool = False
-    # (result, arguments) -> the tensors in which body and reference must agree.
-    compared: Callable[[Any, tuple[Any, ...]], Any] = lambda result, args: (result, args)
-    # What the body must compute, where it is not the operator's reference.
-    oracle: Callable[..., Any] | None = None
-
-
-def arguments_of(call: OperatorCall, dtype: torch.dtype, seed: int = 0) -> Arguments:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return call.build(dtype)
 
 
 def gating(dtype: torch.dtype) -> Arguments:
@@ -69,73 +42,6 @@ def unpermute(dtype: torch.dtype) -> Arguments:
     shares = torch.rand(ROWS, 8).softmax(-1)
     copies = torch.randn(8 * ROWS, HIDDEN)
     return (copies.to(dtype), shares.to(dtype), torch.randperm(8 * ROWS).int()), {}
-
-
-def codes_of(*shape: int, bits: int = 8) -> torch.Tensor:
-    return torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), shape).to(torch.int8)
-
-
-def rows(dtype: torch.dtype) -> Arguments:
-    return (torch.randn(ROWS, HIDDEN).to(dtype),), {}
-
-
-def integer_linear(dtype: torch.dtype) -> Arguments:
-    weight = PREPARE_INTEGER(codes_of(256, HIDDEN), torch.rand(256, 1) / HIDDEN)
-    return (*rows(dtype)[0], weight), {}
-
-
-def static_integer_linear(dtype: torch.dtype) -> Arguments:
-    """A scale whose inverse is exact, with which a body may multiply."""
-    static = {"input_scale": torch.tensor([0.03125]), "input_offset": torch.tensor([-3.0])}
-    static["quant_bias"] = torch.randint(-9999, 9999, (256,)).int()
-    codes, scale = codes_of(256, HIDDEN), torch.rand(256, 1) / HIDDEN
-    return (*rows(dtype)[0], PREPARE_INTEGER(codes, scale, **static)), {}
-
-
-def grouped_integer_linear(dtype: torch.dtype) -> Arguments:
-    weight = PREPARE_INTEGER(codes_of(4, 256, HIDDEN), torch.rand(4, 256, 1) / HIDDEN)
-    return (*rows(dtype)[0], weight, torch.tensor([9, 0, 20, 3])), {}
-
-
-def int8_weight(dtype: torch.dtype) -> Arguments:
-    scale = (torch.rand(256, 1) / HIDDEN).bfloat16().float()
-    return (codes_of(256, HIDDEN), scale), {}
-
-
-def grouped_weight_only_linear(dtype: torch.dtype) -> Arguments:
-    scale = (torch.rand(4, 256, 1) / HIDDEN).bfloat16().float()
-    weight = PREPARE_WEIGHT_ONLY(codes_of(4, 256, HIDDEN), scale)
-    return (*rows(dtype)[0], weight, torch.tensor([9, 0, 20, 3])), {}
-
-
-def int4_weight(dtype: torch.dtype) -> Arguments:
-    groups = (256, HIDDEN // 32)
-    zero = codes_of(*groups, bits=4)
-    # Scales and zeros that bfloat16 holds, as the device's operator takes them.
-    scale = (torch.rand(groups) / HIDDEN).bfloat16().float()
-    return (codes_of(256, HIDDEN, bits=4), scale, zero), {"bits": 4, "group_size": 32}
-
-
-def weight_only_linear(dtype: torch.dtype) -> Arguments:
-    (_, scale, zero), _ = int4_weight(dtype)
-    weight = PREPARE_WEIGHT_ONLY(codes_of(256, HIDDEN), scale, zero, group_size=32)
-    return (*rows(dtype)[0], weight), {}
-
-
-def what_was_quantized(weight: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
-    """Scales, zeros and the starts of groups, as the definition has them. The packed codes are the
-    body's own; what it multiplies them to is compared elsewhere."""
-    scale, zero = weight.scale, getattr(weight, "zero", None)
-    if isinstance(weight.packed, Matrix):
-        scale = _by_output(weight.packed.scale)
-        zero = None if weight.packed.offset is None else -_by_output(weight.packed.offset)
-    found = scale, zero, getattr(weight, "starts", None)
-    return [tensor for tensor in found if tensor is not None]
-
-
-def _by_output(values: torch.Tensor) -> torch.Tensor:
-    """[(groups,) out] -> [out, groups]"""
-    return values.view(-1, values.shape[-1]).T
 
 
 KV_LENS = torch.tensor([4, 129, 300, 511])
@@ -242,18 +148,7 @@ CALLS = {
     "experts.grouped_matmul": OperatorCall(grouped_matmul),
     "experts.permute": OperatorCall(permute),
     "layers.swiglu": OperatorCall(gate_up),
-    "quantized.grouped_integer_linear": OperatorCall(grouped_integer_linear, (BF16,)),
-    "quantized.grouped_weight_only_linear": OperatorCall(grouped_weight_only_linear, (BF16,)),
-    "quantized.integer_linear": OperatorCall(integer_linear, (BF16,)),
-    "quantized.prepare_integer": OperatorCall(
-        int8_weight, (BF16,), at_load=True, compared=what_was_quantized
-    ),
-    "quantized.prepare_weight_only": OperatorCall(
-        int4_weight, (BF16,), at_load=True, compared=what_was_quantized
-    ),
-    "quantized.weight_only_linear": OperatorCall(weight_only_linear, (BF16,)),
+    **QUANTIZED,
     "sampling.filter_probs": OperatorCall(filter_probs, (FP32,)),
     "sampling.top_k_top_p": OperatorCall(top_k_top_p, compared=kept_tokens),
 }
-# Another form of some of them, which takes other operators of the device.
-STATIC_INPUT = {"quantized.integer_linear": OperatorCall(static_integer_linear, (BF16,))}

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from sglang_ascend.verify.operators.calls import Arguments, OperatorCall, paged_gqa, paged_mla
+from sglang_ascend.verify.operators.calls import paged_gqa, paged_mla
+from sglang_ascend.verify.operators.operator_call import Arguments, OperatorCall
 
 # A tile has 128 keys at most. So many requests occupy 20 cores without splits; 132 cores take
 # smaller tiles.
