@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +19,9 @@ from rich.console import Console
 
 from sglang_ascend.plugin.doctor import command as doctor
 from sglang_ascend.plugin.doctor.report import Report, Section
+
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
+PINS = [REQUIREMENTS / name for name in ("npu-torch-2.10.txt", "npu.txt")]
 
 # Runs the doctor where `import sglang` (or torch) fails and importlib finds no such distribution.
 WITHOUT = """
@@ -169,7 +174,10 @@ def test_strict_compares_each_operator_with_the_documentation(monkeypatch):
     assert [row[0] for row in section.rows] == list(npu.CONSTRAINTS)
     # torch has no such operators here, which each is a problem with its remedy.
     assert len(section.problems) == len(npu.CONSTRAINTS)
-    assert all("requirements/npu.txt" in problem for problem in section.problems)
+    # Of either torch: the pin of requirements/npu.txt alone would replace that of SGLang's image.
+    pins = [re.findall(r"^torch_npu==(\S+)", path.read_text(), re.M)[0] for path in PINS]
+    remedy = f"torch_npu {', '.join(pins)} are described here; install the one for your torch."
+    assert all(problem.endswith(remedy) for problem in section.problems)
 
 
 def test_a_hook_that_is_not_in_place_is_a_problem(loaded_plugins, monkeypatch):

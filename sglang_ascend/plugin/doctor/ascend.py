@@ -5,6 +5,9 @@ from __future__ import annotations
 from sglang_ascend import stack
 from sglang_ascend.plugin.doctor.report import Section
 
+# Of which the schemas and the quoted documentation are (tests/npu_emulation/test_constraints.py).
+DESCRIBED = ("torch_npu 2.10.0.post7", "2.13.0")
+
 
 def check_stack(installed: stack.Installed) -> Section:
     """What an NPU asks for beside SGLang, compared with the stack that it comes nearest to."""
@@ -31,7 +34,7 @@ def check_constraints() -> Section:
         for name, problem in found.items()
     )
     problems = tuple(
-        f"{problem}: install the version of requirements/npu.txt."
+        f"{problem}: {', '.join(DESCRIBED)} are described here; install the one for your torch."
         for problem in found.values()
         if problem
     )
