@@ -202,3 +202,31 @@ def test_an_unknown_model_ends_the_container(served_tree):
 def test_health_is_the_servers_answer_on_the_containers_own_port(served_tree):
     shown = run(served_tree / "docker/health.sh", PORT="31000").stdout.splitlines()
     assert shown[-1] == "http://127.0.0.1:31000/health"
+
+
+@pytest.mark.parametrize("library", ["libc10_cuda.so", "libc10.so"])
+def test_a_torch_beside_which_torch_npu_ends_the_process_stops_the_install(tmp_path, library):
+    """Pip and the environment are stood in for; torch is what its list of files says."""
+    info = tmp_path / "packages" / "torch-2.13.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+    (info / "RECORD").write_text(f"torch/lib/{library},,\n")
+    tools, log = tmp_path / "tools", tmp_path / "pip.log"
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    tools.mkdir()
+    asked = f'[ "$2" = pip ] && echo "$@" >>{log} && exit\n'
+    base = Path(sys.base_prefix) / "bin" / "python3"
+    python = f'#!/bin/sh\n{asked}PYTHONPATH={info.parent} exec {base} -S "$@"\n'
+    for path, text in (
+        (tmp_path / "venv" / "bin" / "python", python),
+        (tools / "python3.11", "#!/bin/sh\n"),
+    ):
+        path.write_text(text)
+        path.chmod(0o755)
+    environ = {"PATH": f"{tools}:/usr/bin:/bin"}
+    words = [ROOT / "docker/install-npu.sh", tmp_path / "venv"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True)
+    is_cuda = "CUDA build" in done.stderr
+    assert done.returncode != 0  # behind it the other packages are missing, for nothing installs
+    assert is_cuda == (library == "libc10_cuda.so")
+    assert len(log.read_text().splitlines()) == (1 if is_cuda else 6)
