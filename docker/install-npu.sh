@@ -17,7 +17,7 @@ from importlib.metadata import files
 if any(file.name == "libc10_cuda.so" for file in files("torch")):
     sys.exit(
         "install-npu: torch is a CUDA build, the only one of PyPI for x86-64, and beside it torch_npu ends the "
-        "process: set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, remove the environment and run this again."
+        "process: set PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu, remove the environment, run this again."
     )
 CHECK
 pip -r requirements/sglang-0.5.23-cpu.txt
