@@ -55,11 +55,11 @@ def tokens_of(replies: list[Reply]) -> Prompts:
 
 
 def mixed_steps(replies: list[Reply]) -> int:
-    """Tokens that no verification gave: prefill gives the first, a mixed forward one more each."""
-    return sum(
-        len(reply.tokens) - 1 - reply.meta["spec_num_correct_drafts"] - reply.meta["spec_verify_ct"]
-        for reply in replies
-    )
+    """Tokens that no verification gave: prefill gives the first, a mixed forward one more each. A
+    reply without any verification has no counts."""
+    counts = "spec_num_correct_drafts", "spec_verify_ct"
+    verified = sum(reply.meta.get(count, 0) for reply in replies for count in counts)
+    return sum(len(reply.tokens) - 1 for reply in replies) - verified
 
 
 @pytest.mark.parametrize("variant", ["nextn"])
@@ -89,6 +89,26 @@ def test_mixed_chunks_change_no_token(
     assert max(mixed.logged_prefill_tokens()) <= 32 + len(prompts)
     assert mixed_steps(found) > 0, "no request decoded in a forward that also prefilled"
     assert tokens_per_step(found) > 1.3
+
+
+@pytest.mark.parametrize("variant", ["mixed chunk"])
+def test_a_grammar_holds_in_mixed_chunks(
+    servers: ServerPool, model_folder: Path, prompts: Prompts, variant: str
+) -> None:
+    """Requests with grammars decode while long prompts are prefilled beside them."""
+    plain, mixed = servers.get(plain_and_mtp(model_folder)[0], pair_with(model_folder, MIXED)[1])
+    long = [prompt * (300 // len(prompt) + 1) for prompt in prompts[8:]]
+    chosen = [prompt for pair in zip(prompts[:8], long, strict=False) for prompt in pair]
+    pattern = {"temperature": 0, "regex": "It is [0-9]{2}( or [0-9]{2}){0,6}[.]"}
+    samplings = [pattern if i % 2 == 0 else greedy(8) for i in range(len(chosen))]
+
+    def ask(server: LaunchedServer) -> list[Reply]:
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            return list(pool.map(lambda p, s: server.generate([p], s)[0], chosen, samplings))
+
+    expected, found = ask_both([plain, mixed], ask)
+    assert tokens_of(found) == tokens_of(expected)
+    assert mixed_steps(found[::2]) > 0, "no grammar was in a forward that also prefilled"
 
 
 @pytest.mark.parametrize("variant", ["priority"])

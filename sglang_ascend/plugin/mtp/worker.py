@@ -81,8 +81,7 @@ class MTPWorker(EAGLEWorkerV2):
         """EAGLEWorkerV2.__init__, which names its own draft worker class (patch 0009)."""
         BaseSpecWorker.__init__(self)
         self.server_args, self.gpu_id = server_args, gpu_id
-        self.device = get_device().device
-        self.page_size = get_schedule().page_size
+        self.device, self.page_size = get_device().device, get_schedule().page_size
         spec = get_spec()
         self.topk = spec.speculative_eagle_topk
         self.speculative_num_steps = spec.speculative_num_steps
@@ -109,6 +108,8 @@ class MTPWorker(EAGLEWorkerV2):
                 self.ended.forget()
             if not is_relayed:
                 self.drawn.keep(batch.req_pool_indices, None)
+            if batch.decoding_reqs and grammar_barrier is not None:
+                grammar_barrier()  # the tokens of a mixed chunk follow those of the step before
             return self._prefill(batch, on_publish, pp_proxy_tensors)
         if batch.spec_info is None:  # an idle rank's, which steps beside the others
             batch.spec_info = forwards.no_chains(self.speculative_num_draft_tokens, self.device)
@@ -278,8 +279,7 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> GenerationBatchResult:
         logits_output = LogitsProcessorOutput(next_token_logits=result.logits)
         tokens, drawn_from = result.sampled.view(-1), sampling.next_draft_probs
-        candidates = result.candidates
-        candidates = candidates if self.chains is None else self.chains.end(candidates)
+        candidates = self.chains.end(result.candidates) if self.chains else result.candidates
         if batch.return_logprob:
             compute_spec_logprobs(batch, logits_output, tokens, chain_stride=sampling.width)
         return GenerationBatchResult(
