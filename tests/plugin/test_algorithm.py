@@ -101,6 +101,8 @@ REFUSED = [
     ("--lora-paths adapter=./adapter", "--lora-paths"),
     ("--enable-custom-logit-processor", "--enable-custom-logit-processor"),
     ("--enable-watermark", "--enable-watermark"),
+    ("--grammar-backend outlines", "--grammar-backend outlines"),
+    ("--enable-streaming-session", "--enable-streaming-session"),
     ("--enable-pdmux --disable-overlap-schedule --chunked-prefill-size -1", "--enable-pdmux"),
     ("--tp-size 2", "--tp-size"),
     (

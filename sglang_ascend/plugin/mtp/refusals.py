@@ -107,6 +107,8 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
         # Not asked about the rows of a verification.
         "--enable-custom-logit-processor": bool(server_args.enable_custom_logit_processor),
         "--enable-watermark": bool(server_args.enable_watermark),
+        # Its grammars go back no token, as they must behind a rejected draft.
+        "--grammar-backend outlines": server_args.grammar_backend == "outlines",
         # Its prefill leaves the MTP layer out.
         "--enable-pdmux": bool(server_args.enable_pdmux),
     }
@@ -192,6 +194,8 @@ def _unsupported_by_step(server_args: Any) -> dict[str, bool]:
     unserved["--enable-hierarchical-cache on a CPU"] = (
         on_cpu and server_args.enable_hierarchical_cache
     )
+    # A turn leaves its last token without keys, and the next one counts on them.
+    unserved["--enable-streaming-session"] = bool(server_args.enable_streaming_session)
     # Not carried from a verification to the reply.
     unserved["--enable-return-hidden-states"] = bool(server_args.enable_return_hidden_states)
     unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)
