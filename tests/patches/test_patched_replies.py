@@ -131,7 +131,11 @@ def test_0018_stops_where_our_hook_stops(patched):
 
     from sglang_ascend.plugin.requests.emitted_text import settle_token_by_token
 
-    names = ("update_finish_state", "_update_finish_state_by_token")
+    names = (
+        "update_finish_state",
+        "_update_finish_state",
+        "_update_finish_state_by_token",
+    )
     methods = {name: patched("0018", name, **vars(schedule_batch)) for name in names}
     theirs = type("Patched", (schedule_batch.Req,), methods)
     unpatched = inspect.unwrap(schedule_batch.Req.update_finish_state)
@@ -146,16 +150,17 @@ def test_0018_stops_where_our_hook_stops(patched):
         params = schedule_batch.SamplingParams(max_new_tokens=9, stop=["y", "a"])
         params.normalize(letters)
         request = kind("0", "", [5, 6], params, vocab_size=128)
-        request.tokenizer = letters
+        request.tokenizer, request.session = letters, "a session"
         request.output_ids.extend(tokens)
+        request.update_reasoning_tokens(tokens, [ord("x")])
         update(request, len(tokens))
         reason = request.finished_reason
-        return reason and reason.to_json(), list(request.output_ids_through_stop)
+        return reason and reason.to_json(), list(request.output_ids), request.reasoning_tokens
 
     def ours(request: Any, count: int) -> None:
         settle_token_by_token(unpatched, request, count)
 
-    for text in (b"xay", b"xya", b"aay", b"x\0a", b"xyz", b"wxyz", b"wxvz"):
+    for text in (b"xay", b"xya", b"aay", b"x\0a", b"xyz", b"wxyz", b"wxvz", b"wax", b"w\0vx"):
         found = settle(theirs, theirs.update_finish_state, list(text))
         expected = settle(schedule_batch.Req, ours, list(text))
         assert found == expected

@@ -1,4 +1,5 @@
-"""A reply does not depend on how many tokens a step emits: not where it stops, not how it streams.
+"""A reply does not depend on how many tokens a step emits: not where it stops, not how long it
+thinks, not what a session goes on with, not how it streams.
 
 The oracle is SGLang's own code with one token a step, which our hooks leave alone.
 """
@@ -16,7 +17,7 @@ from sglang_ascend.models.catalog import model_path
 
 pytestmark = pytest.mark.sglang
 
-STOP_TOKEN = 2
+STOP_TOKEN, END_OF_THINKING = 2, 3
 PIECES = ["a", "b", " ", "ab", "ba", "\n", "世", "，", "é", "🙂"]
 
 
@@ -49,8 +50,17 @@ class Grammar:
         return self.num_left == 0
 
 
-def settled(tokenizer, steps, stop, stop_regex=None, max_new_tokens=50, grammar=None, update=None):
-    """(reason, reply) of a request that receives `steps`."""
+def settled(
+    tokenizer,
+    steps,
+    stop,
+    stop_regex=None,
+    max_new_tokens=50,
+    grammar=None,
+    update=None,
+    session=None,
+):
+    """(reason, reply, tokens of its thinking) of a request that receives `steps`."""
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -62,18 +72,20 @@ def settled(tokenizer, steps, stop, stop_regex=None, max_new_tokens=50, grammar=
     )
     params.normalize(tokenizer)
     request = Req("0", "", [5, 6], params, vocab_size=len(tokenizer))
-    request.tokenizer, request.grammar = tokenizer, grammar
+    request.tokenizer, request.grammar, request.session = tokenizer, grammar, session
     for step in steps:
         request.output_ids.extend(step)
         if grammar:
             grammar.num_left -= len(step)
+        request.update_reasoning_tokens(step, [END_OF_THINKING])
         (update or Req.update_finish_state)(request, len(step))
-        assert list(request.output_ids[-len(step) :]) == step
+        assert session or list(request.output_ids[-len(step) :]) == step
         if request.finished():
             break
     assert request.grammar is grammar
     reason = request.finished_reason and request.finished_reason.to_json()
-    return reason, list(request.output_ids_through_stop)
+    reply = request.output_ids if session else request.output_ids_through_stop
+    return reason, list(reply), request.reasoning_tokens
 
 
 texts = st.lists(st.sampled_from(PIECES), min_size=1, max_size=14).map("".join)
@@ -85,19 +97,32 @@ stops = st.lists(st.sampled_from(PIECES).flatmap(lambda a: st.sampled_from([a, a
     stop=stops,
     pattern=st.sampled_from([None, "ab+", "世|b$"]),
     stop_token_at=st.integers(0, 30),
+    thinks_until=st.integers(0, 30),
     max_new_tokens=st.integers(1, 20),
     grammatical=st.booleans(),
+    session=st.sampled_from([None, "a session"]),
     seed=st.integers(0, 99),
 )
 def test_a_reply_ends_where_it_ends_token_by_token(
-    tokenizer, text, stop, pattern, stop_token_at, max_new_tokens, grammatical, seed
+    tokenizer,
+    text,
+    stop,
+    pattern,
+    stop_token_at,
+    thinks_until,
+    max_new_tokens,
+    grammatical,
+    session,
+    seed,
 ):
+    """A session's next request begins with all tokens that the request has."""
     tokens = tokenizer.encode(text, add_special_tokens=False)
     tokens.insert(stop_token_at, STOP_TOKEN)
+    tokens.insert(thinks_until, END_OF_THINKING)
 
     def settle(steps):
         grammar = Grammar(len(tokens)) if grammatical else None
-        return settled(tokenizer, steps, stop, pattern, max_new_tokens, grammar)
+        return settled(tokenizer, steps, stop, pattern, max_new_tokens, grammar, session=session)
 
     assert settle(steps_of(tokens, seed)) == settle([[token] for token in tokens])
 
@@ -111,6 +136,14 @@ def test_without_the_hook_the_first_of_the_list_wins(tokenizer):
     assert expected[0]["matched"] == "a"
     assert settled(tokenizer, [tokens], ["y", "a"]) == expected
     assert settled(tokenizer, [tokens], ["y", "a"], update=bare) != expected
+
+
+def test_without_the_hook_tokens_behind_the_end_are_thoughts_and_a_sessions(tokenizer):
+    from sglang.srt.managers.schedule_batch import Req
+
+    bare, step = Req.update_finish_state.__wrapped__, [7, STOP_TOKEN, 8, 9]
+    assert settled(tokenizer, [step], [], session="s")[1:] == ([7, STOP_TOKEN], 2)
+    assert settled(tokenizer, [step], [], session="s", update=bare)[1:] == (step, 4)
 
 
 def streamed(tokenizer, steps) -> str:

@@ -255,6 +255,34 @@ def test_n_replies_to_one_prompt(pair: list[LaunchedServer], prompts: Prompts) -
     assert len({tuple(reply.tokens) for reply in sampled}) > 2 * len(chosen)
 
 
+def test_a_session_goes_on_behind_what_was_shown(
+    pair: list[LaunchedServer], prompts: Prompts
+) -> None:
+    """Accepted drafts behind a stop are no part of the next request's prompt."""
+
+    def converse(server: LaunchedServer) -> list[Reply]:
+        session = server.post("/open_session", capacity_of_str_len=4000).json()
+        replies: list[Reply] = []
+        for prompt in prompts[:8]:
+            before = replies[-1].meta["id"] if replies else None
+            replies += server.generate(
+                [prompt],
+                {"temperature": 0, "max_new_tokens": 20, "stop_token_ids": stop_tokens},
+                session_params={"id": session, "rid": before},
+            )
+        server.post("/close_session", session_id=session)
+        return replies
+
+    long, _ = ask(pair, prompts, greedy(20))
+    stop_tokens = sorted({token for reply in long for token in reply.tokens[9:20:5]})
+    plain, mtp = ask_both(pair, converse)
+    assert said(plain) == said(mtp)
+    lengths = [[reply.meta["prompt_tokens"] for reply in replies] for replies in (plain, mtp)]
+    assert lengths[0] == lengths[1]
+    reasons = [reply.meta["finish_reason"]["type"] for reply in mtp]
+    assert reasons.count("stop") > 3
+
+
 def test_scores_of_candidate_tokens_do_not_change(
     pair: list[LaunchedServer], prompts: Prompts
 ) -> None:

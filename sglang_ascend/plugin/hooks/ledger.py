@@ -73,7 +73,8 @@ COMMON_HOOKS = (
     Hook(
         target="sglang.srt.managers.schedule_batch.Req.update_finish_state",
         replacement=f"{_OURS}.requests.emitted_text.settle_token_by_token",
-        why="of two stops in one step, the first of the request's list wins, not of the text",
+        why="of two stops in one step, the first of the request's list wins, not of the text, and "
+        "what the step emitted behind it is counted as thinking and part of a session",
         delete_when="a step of several tokens stops where its tokens one by one would",
         sources=("6be5d36482972a30",),
         patch="0018-first-stop-of-a-step.patch",

@@ -11,28 +11,34 @@ from sglang.utils import _is_chinese_char
 def settle_token_by_token(
     update: Callable[[Req, int], None], self: Req, new_accepted_len: int = 1
 ) -> None:
-    """Around ``Req.update_finish_state``: the first stop of the text ends the request.
+    """Around ``Req.update_finish_state``: the first stop of the text ends the request, and what the
+    step emitted behind it counts for nothing.
 
     SGLang looks at the step as a whole: the first stop string of the request's list wins over one
     that the text has earlier, and any stop string over a stop token before it.
     """
+    _settle(update, self, new_accepted_len)
+    if self.finished_len is None:
+        return
+    # The whole step was counted. A reply begins with its thinking.
+    self.reasoning_tokens = min(self.reasoning_tokens, self.finished_len)
+    # The next request of a session begins with all of them. Hidden states are found by their end.
+    if self.session is not None and not self.return_hidden_states:
+        del self.output_ids[self.finished_len :]
+
+
+def _settle(update: Callable[[Req, int], None], self: Req, new_accepted_len: int) -> None:
     params = self.sampling_params
     if new_accepted_len < 2 or not (params.stop_strs or params.stop_regex_strs):
         update(self, new_accepted_len)
         return
-    emitted = self.output_ids[-new_accepted_len:]
+    emitted, grammar = self.output_ids[-new_accepted_len:], self.grammar
     del self.output_ids[-new_accepted_len:]
-    # A grammar has accepted the whole step already: whether it has ended concerns the last token.
-    grammar, self.grammar = self.grammar, None
-    num_settled = 0
-    while num_settled < len(emitted) and not self.finished():
-        self.output_ids.append(emitted[num_settled])
-        num_settled += 1
-        if num_settled == len(emitted):
-            self.grammar = grammar
+    for place, token in enumerate(emitted, 1 - len(emitted)):
+        self.output_ids.append(token)
+        # It has accepted the whole step already: whether it has ended concerns the last token.
+        self.grammar = None if place else grammar
         update(self, 1)
-    self.grammar = grammar
-    self.output_ids.extend(emitted[num_settled:])
 
 
 def find_printable_text(text: str) -> str:
