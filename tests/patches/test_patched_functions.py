@@ -131,6 +131,7 @@ def test_0010_keeps_npu_methods_for_the_npu(patched, on_npu, method):
     assert function(SimpleNamespace(), SimpleNamespace(forward_mode=mode)) == method
 
 
+@pytest.mark.sglang
 @pytest.mark.parametrize("ids", [[0, 49], [50], [-1, 3], [3, 2**40], [], None])
 @pytest.mark.parametrize("from_client", [True, False])
 def test_0011_refuses_what_our_hook_refuses(patched, ids, from_client):
@@ -138,16 +139,21 @@ def test_0011_refuses_what_our_hook_refuses(patched, ids, from_client):
     judge_request(patched, {"input_ids": ids if from_client else None}, ids, refused)
 
 
+@pytest.mark.sglang
 @pytest.mark.parametrize("session", [{"id": "one"}, None])
 def test_0011_refuses_no_tokens_where_no_session_has_others(patched, session):
     judge_request(patched, {"input_ids": None, "session_params": session}, [], not session)
 
 
+@pytest.mark.sglang
 @pytest.mark.parametrize(
     ("fields", "is_refused"),
     [
         ({"top_logprobs_num": 50}, False),
         ({"top_logprobs_num": 51}, True),
+        ({"logprob_start_len": -1}, False),
+        ({"logprob_start_len": -2}, True),
+        ({"positional_embed_overrides": {"5": [0.5]}}, True),
         ({"input_embeds": [[0.5] * 8, [1.0] * 8]}, False),
         ({"input_embeds": [[0.5] * 8, [1.0] * 7]}, True),
         ({"input_embeds": [[0.5] * 7 + [float("nan")]]}, True),
@@ -161,6 +167,8 @@ def judge_request(
     patched: Any, fields: dict[str, Any], ids: list[int] | None, refused: bool
 ) -> None:
     """By the patched function and by our hook."""
+    from sglang.srt.managers.embed_types import PositionalEmbeds
+
     from sglang_ascend.plugin.requests.checks import refuse_unservable_request
 
     class Passed(Exception):
@@ -175,6 +183,7 @@ def judge_request(
         "_validate_one_request",
         get_exec=lambda: SimpleNamespace(features=features),
         math=math,
+        PositionalEmbeds=PositionalEmbeds,
     )
     manager = SimpleNamespace(
         model_config=SimpleNamespace(vocab_size=50, hidden_size=8),
@@ -217,6 +226,8 @@ def test_0012_refuses_what_our_hook_refuses(patched, ids, min_new_tokens):
         ({"logit_bias": {"3": -2e30}}, "logit_bias"),
         ({"repetition_penalty": 1e-6}, None),
         ({"repetition_penalty": 1e-50}, "repetition_penalty"),
+        ({"top_k": 2**31 - 1}, None),
+        ({"top_k": 2**31}, "top_k"),
     ],
 )
 def test_0012_refuses_other_values_that_our_hook_refuses(patched, values, named):

@@ -53,9 +53,9 @@ COMMON_HOOKS = (
     Hook(
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
         replacement=f"{_OURS}.requests.checks.refuse_unservable_request",
-        why="a prompt of no tokens, a token id or a number of logprobs outside the vocabulary, or "
-        "ragged embeddings, end the server",
-        delete_when="core validates input_ids, top_logprobs_num and input_embeds",
+        why="a prompt of no tokens, a token id or a number of logprobs outside the vocabulary, "
+        "logprobs from before the prompt, or ragged embeddings, end the server",
+        delete_when="core validates input_ids, the logprobs asked for and embeddings",
         sources=("c4fc64486860d1eb",),
         patch="0011-validate-input-ids.patch",
         kind="around",
@@ -63,9 +63,9 @@ COMMON_HOOKS = (
     Hook(
         target="sglang.srt.sampling.sampling_params.SamplingParams.verify",
         replacement=f"{_OURS}.requests.checks.refuse_unservable_parameters",
-        why="a stop token id outside the vocabulary, with min_new_tokens, or a bias that float32 "
-        "does not hold, ends the server",
-        delete_when="core validates stop_token_ids and the values of logit_bias",
+        why="a stop token id outside the vocabulary, with min_new_tokens, a bias that float32 or a "
+        "top_k that int32 does not hold, ends the server",
+        delete_when="core validates stop_token_ids, top_k and the values of logit_bias",
         sources=("986c49ca8a7a0874",),
         patch="0012-validate-stop-token-ids.patch",
         kind="around",

@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.managers.embed_types import PositionalEmbeds
+
 # Beyond these logits leave what float32 holds, and a row of them is no distribution.
 LARGEST_BIAS, LEAST_REPETITION_PENALTY = 1e30, 1e-6
+LARGEST_TOP_K = 2**31 - 1  # SGLang's tensor of them is int32
 
 
 def refuse_unservable_request(
@@ -35,12 +38,20 @@ def refuse_unservable_request(
             f"top_logprobs_num is {num_logprobs}, and this model has "
             f"{self.model_config.vocab_size} tokens: ask for fewer."
         )
+    first_logprob = getattr(obj, "logprob_start_len", None)
+    if first_logprob is not None and first_logprob < -1:
+        raise ValueError(
+            f"logprob_start_len is {first_logprob}: send a position of the prompt, or -1 for no "
+            "logprobs of it."
+        )
     for row in getattr(obj, "input_embeds", None) or ():
         if len(row) != self.model_config.hidden_size or not math.isfinite(sum(row)):
             raise ValueError(
                 "input_embeds must have a row of "
                 f"{self.model_config.hidden_size} finite numbers for each token."
             )
+    if not isinstance(getattr(obj, "positional_embed_overrides", None), PositionalEmbeds | None):
+        raise ValueError("positional_embed_overrides holds tensors, which no JSON has: drop it.")
     validate(self, obj, input_ids)
 
 
@@ -61,6 +72,8 @@ def refuse_unservable_parameters(verify: Callable[..., None], self: Any, vocab_s
             f"repetition_penalty is {self.repetition_penalty}: send at least "
             f"{LEAST_REPETITION_PENALTY:g}."
         )
+    if self.top_k > LARGEST_TOP_K:
+        raise ValueError(f"top_k is {self.top_k}: send at most {LARGEST_TOP_K}, or -1 for all.")
     wrong = [token for token in self.stop_token_ids or () if not 0 <= token < vocab_size]
     if wrong and self.min_new_tokens > 0:
         raise ValueError(
