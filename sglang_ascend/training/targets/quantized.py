@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -71,26 +71,14 @@ class ServedLinear(nn.Module):
         return self._product(inputs, self._bias)
 
 
-class Weights(Protocol):
-    """What `fill` reads."""
-
-    def product(self, module: str) -> Product | None:
-        """Of a quantized linear, None of a float one."""
-        ...
-
-    def read(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The named tensors in float32."""
-        ...
-
-
 class Opened:
-    """The `Weights` of an opened checkpoint; quantized ones may be read too, decoded."""
+    """The weights of a checkpoint, for `fill`; quantized ones may be read too, decoded."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
 
     def product(self, module: str) -> Product | None:
-        """As `Weights` has it."""
+        """Of a quantized linear, None of a float one."""
         is_quantized = module in self.checkpoint.schemes
         return prepare(self.checkpoint.weight(module)) if is_quantized else None
 
@@ -125,7 +113,7 @@ def linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             yield name, child
 
 
-def fill(module: nn.Module, weights: Weights, checkpoint_name: Callable[[str], str]) -> None:
+def fill(module: nn.Module, weights: Opened, checkpoint_name: Callable[[str], str]) -> None:
     """Reads all of `module` in float32, a quantized linear in its place as `ServedLinear`."""
     for name, linear in list(linears(module)):
         product = weights.product(checkpoint_name(f"{name}.weight").removesuffix(".weight"))
