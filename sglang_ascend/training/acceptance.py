@@ -125,20 +125,24 @@ def _figures(
     flat = [count for row in counts for count in row]
     if not flat:
         return {"outputs": 0, "loop_share": _loop_share(every)}
-    reached = [sum(count >= step for count in flat) for step in range(num_steps + 1)]
     baseline = [count + 1 for output in outputs for count in lookup(output)]
     low, high = _interval(counts)
     return {
         "acceptance_length": round(1 + sum(flat) / len(flat), 3),
         "interval_95": [round(low, 3), round(high, 3)],
-        "conditional": [
-            round(reached[step + 1] / max(1, reached[step]), 3) for step in range(num_steps)
-        ],
+        "conditional": [round(share, 3) for share in conditional(flat, num_steps)],
         "lookup_baseline": round(sum(baseline) / len(baseline), 3),
         "outputs": len(outputs),
         "verifies": len(flat),
         "loop_share": _loop_share(every),
     }
+
+
+def conditional(counts: list[int], num_steps: int) -> list[float]:
+    """P(draft k is accepted | those before it were), k from 1, of the drafts that each verify
+    accepted; 0 where none is ever asked."""
+    reached = [sum(count >= step for count in counts) for step in range(num_steps + 1)]
+    return [reached[step + 1] / max(1, reached[step]) for step in range(num_steps)]
 
 
 def _loop_share(outputs: list[Output]) -> float:

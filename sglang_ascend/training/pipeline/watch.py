@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from sglang_ascend.bench.figures.lookup import accepted_counts
-from sglang_ascend.training.acceptance import Output, draft_matches
-from sglang_ascend.training.interface import ChainLayer
+from sglang_ascend.training.acceptance import Output, conditional, draft_matches
 from sglang_ascend.training.trainer import Trainer
 
 FILE_NAME = "acceptance.jsonl"
@@ -50,20 +49,8 @@ class Watch:
         self.layer.load_state_dict(trainer.layer.state_dict() | trainer.average)
         # Whatever it trains in.
         embedding, head = trainer.embedding.float(), trainer.draft_head.float()
-        return accepted_shares(self.layer, self.outputs, embedding, head, self.num_steps)
-
-
-def accepted_shares(
-    layer: ChainLayer,
-    outputs: list[Output],
-    embedding: torch.Tensor,
-    head: torch.Tensor,
-    num_steps: int,
-) -> list[float]:
-    """P(draft k is accepted | those before it were), k from 1, greedy."""
-    counts: list[int] = []
-    for output in outputs:
-        matches = draft_matches(layer, output, embedding, head, num_steps)
-        counts += accepted_counts(matches, output.prompt_length)
-    reached = [sum(count >= step for count in counts) for step in range(num_steps + 1)]
-    return [round(reached[k + 1] / max(1, reached[k]), 4) for k in range(num_steps)]
+        counts: list[int] = []
+        for output in self.outputs:
+            matches = draft_matches(self.layer, output, embedding, head, self.num_steps)
+            counts += accepted_counts(matches, output.prompt_length)
+        return [round(share, 4) for share in conditional(counts, self.num_steps)]
