@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang.srt.disaggregation.utils import DisaggregationMode
@@ -77,22 +77,12 @@ class DraftMetrics:
             accepted.inc(of_accepted)
 
 
-class DraftsPerStepMetrics:
-    """K of an adaptive server's steps."""
-
-    def __init__(self) -> None:
-        labels = _scheduler_labels()
-        self.change = (
-            _metric(
-                "gauge",
-                "drafts_per_step",
-                "Tokens that a step drafts for each request.",
-                tuple(labels),
-                multiprocess_mode="mostrecent",
-            )
-            .labels(**labels)
-            .set
-        )
+def drafts_per_step() -> Callable[[int], None]:
+    """Is told K of an adaptive server's steps."""
+    labels = _scheduler_labels()
+    meaning, mode = "Tokens that a step drafts for each request.", "mostrecent"
+    gauge = _metric("gauge", "drafts_per_step", meaning, tuple(labels), multiprocess_mode=mode)
+    return gauge.labels(**labels).set
 
 
 class PhaseMetrics:

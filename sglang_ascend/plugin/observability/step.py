@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from sglang.srt.runtime_context import get_device, get_observability, get_parallel
 
@@ -13,8 +14,8 @@ from sglang_ascend.plugin.observability.device_clock import DeviceClock
 from sglang_ascend.plugin.observability.metrics import (
     AcceptanceMetrics,
     DraftMetrics,
-    DraftsPerStepMetrics,
     PhaseMetrics,
+    drafts_per_step,
 )
 from sglang_ascend.speculative.acceptance_counts import AcceptanceCounts
 from sglang_ascend.speculative.acceptance_watchdog import AcceptanceWatchdog
@@ -33,24 +34,20 @@ def make_watchdog(num_drafts: int) -> AcceptanceWatchdog | None:
 
 def make_acceptance_counts(num_drafts: int) -> AcceptanceCounts | None:
     """As the watchdog: one for each replica."""
-    if not is_first_rank():
-        return None
-    observability = get_observability()
-    interval = observability.decode_log_interval
-    if observability.enable_metrics:
-        return AcceptanceCounts(num_drafts, interval, DraftMetrics(num_drafts).add)
-    return AcceptanceCounts(num_drafts, interval)
+    return _make_counts(num_drafts, "", "Drafts accepted by position")
 
 
 def make_lookup_counts(num_drafts: int) -> AcceptanceCounts | None:
     """As those of the MTP layer's drafts."""
+    return _make_counts(num_drafts, "lookup_", "Lookup drafts accepted by position")
+
+
+def _make_counts(num_drafts: int, kind: str, what: str) -> AcceptanceCounts | None:
     if not is_first_rank():
         return None
     observability = get_observability()
-    what, interval = "Lookup drafts accepted by position", observability.decode_log_interval
-    if observability.enable_metrics:
-        return AcceptanceCounts(num_drafts, interval, DraftMetrics(num_drafts, "lookup_").add, what)
-    return AcceptanceCounts(num_drafts, interval, what=what)
+    counts = partial(AcceptanceCounts, num_drafts, observability.decode_log_interval, what=what)
+    return counts(DraftMetrics(num_drafts, kind).add) if observability.enable_metrics else counts()
 
 
 def make_timeline() -> StepTimeline | None:
@@ -78,7 +75,7 @@ def make_draft_gauge() -> Callable[[int], None]:
     """Told every K that comes into force."""
     if not (is_first_rank() and get_observability().enable_metrics):
         return lambda num_drafts: None
-    return DraftsPerStepMetrics().change
+    return drafts_per_step()
 
 
 def _process_name() -> str:
