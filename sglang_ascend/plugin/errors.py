@@ -1,9 +1,14 @@
-"""How the plugin refuses to start, and whether a folder can be written to."""
+"""How the plugin refuses to start, by variables and folders that are of no use too."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TypeVar
+
+from sglang_ascend.env import EnvironmentVariableError, Variable
+
+T = TypeVar("T")
 
 
 class StartupRefused(SystemExit):
@@ -15,6 +20,14 @@ class StartupRefused(SystemExit):
 
     def __init__(self, sentence: str) -> None:
         super().__init__(f"sglang-ascend: {sentence}")
+
+
+def value_of(variable: Variable[T]) -> T:
+    """Raises StartupRefused: it has a value that does not parse."""
+    try:
+        return variable.get()
+    except EnvironmentVariableError as error:
+        raise StartupRefused(str(error)) from None
 
 
 def unwritable(folder: Path) -> str | None:

@@ -14,7 +14,7 @@ from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
 
 from sglang_ascend import env
 from sglang_ascend.plugin.device import device_profile
-from sglang_ascend.plugin.errors import StartupRefused, unwritable
+from sglang_ascend.plugin.errors import StartupRefused, unwritable, value_of
 from sglang_ascend.plugin.hooks.registration import (
     apply_hooks,
     hooked_from_the_start,
@@ -121,10 +121,7 @@ def _validate_draft_model(server_args: Any) -> None:
 
 def refuse_bad_trace_folder() -> None:
     """Makes the folder of SGLANG_ASCEND_TRACE, if that is set. Raises StartupRefused."""
-    try:
-        folder = env.TRACE.get()
-    except env.EnvironmentVariableError as error:
-        raise StartupRefused(str(error)) from None
+    folder = value_of(env.TRACE)
     if folder is None:
         return
     if not device_profile().runs_step:

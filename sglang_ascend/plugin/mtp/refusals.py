@@ -9,14 +9,13 @@ from sglang.srt.arg_groups.model_override_base import model_config_of
 from sglang_ascend import env
 from sglang_ascend.checkpoint.capabilities import EXCHANGE_ROWS
 from sglang_ascend.plugin.device import device_profile
-from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.plugin.errors import StartupRefused, value_of
 from sglang_ascend.plugin.mtp.adaptive.kept_costs import refuse_bad_costs
 from sglang_ascend.plugin.mtp.adaptive.refusals import (
     asks_adaptive,
     ends_chains,
     most_looked_up,
     unsupported_with_chains,
-    value_of,
 )
 from sglang_ascend.plugin.mtp.disaggregation import refuse_missing_engine, unserved_transfers
 from sglang_ascend.plugin.mtp.ranks import refuse_uneven_heads

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sglang_ascend import env
 from sglang_ascend.plugin.device import device_profile
-from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.plugin.errors import value_of
 from sglang_ascend.plugin.mtp.sampling import lossy_acceptance
-
-T = TypeVar("T")
 
 
 def unsupported_with_chains(server_args: Any) -> dict[str, bool]:
@@ -46,13 +44,6 @@ def file_of_costs() -> Path | None:
 
 def ends_chains() -> bool:
     return value_of(env.DRAFT_P_MIN) > 0
-
-
-def value_of(variable: env.Variable[T]) -> T:
-    try:
-        return variable.get()
-    except env.EnvironmentVariableError as error:
-        raise StartupRefused(str(error)) from None
 
 
 def _unsupported_with_adaptive(server_args: Any) -> dict[str, bool]:
