@@ -157,24 +157,24 @@ class FollowedUpdater(WeightUpdater):
     def load_weights_from_distributed(
         self, named_tensors: list[tuple[str, torch.Tensor]]
     ) -> tuple[bool, str]:
-        if reason := refused_tensors(self.get_model()):
-            return False, reason
-        with _followed(self.get_model()):
-            return super().load_weights_from_distributed(named_tensors)
+        return self._one_by_one(super().load_weights_from_distributed, named_tensors)
 
     def update_weights_from_tensor(
         self, named_tensors: list[tuple[str, Any]], load_format: str | None = None
     ) -> tuple[bool, str]:
-        if reason := refused_tensors(self.get_model()):
-            return False, reason
-        with _followed(self.get_model()):
-            return super().update_weights_from_tensor(named_tensors, load_format)
+        return self._one_by_one(super().update_weights_from_tensor, named_tensors, load_format)
 
     def update_weights_from_ipc(self, recv_req: Any) -> tuple[bool, str]:
+        return self._one_by_one(super().update_weights_from_ipc, recv_req)
+
+    def _one_by_one(
+        self, load: Callable[..., tuple[bool, str]], *arguments: Any
+    ) -> tuple[bool, str]:
+        """``load`` brings weights without the others of their layer."""
         if reason := refused_tensors(self.get_model()):
             return False, reason
         with _followed(self.get_model()):
-            return super().update_weights_from_ipc(recv_req)
+            return load(*arguments)
 
 
 def follow_weight_updates(runner: Any, target: Any = None) -> None:
