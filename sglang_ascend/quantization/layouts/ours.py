@@ -14,7 +14,6 @@ from sglang_ascend.quantization.layouts.modelslim import DESCRIPTION, ModelSlim
 
 SIDE_FILE = "sglang_ascend_quantization.json"
 VERSION = 1
-CHUNK_BYTES = 1 << 20
 
 
 class Ours(ModelSlim):
@@ -69,8 +68,5 @@ def sha256(path: Path) -> str:
     Raises:
         CheckpointError: it cannot be read.
     """
-    digest = hashlib.sha256()
     with open_regular_file(path) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

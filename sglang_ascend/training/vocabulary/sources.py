@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import hashlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from safetensors.torch import load_file
 
 from sglang_ascend.training.generation.conversation import FORCED
 from sglang_ascend.training.generation.prompt_files import whole
+from sglang_ascend.training.provenance import sha256
 
 # Characters of a text file that are counted as one document.
 DOCUMENT_CHARACTERS = 1000
@@ -36,8 +36,7 @@ class Source:
     language: str | None
 
     def sha256(self) -> str:
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sha256(self.path)
 
 
 def parse_sources(asked: list[str]) -> list[Source]:
