@@ -12,7 +12,7 @@ from sglang_ascend.verify.machine import Machine
 TITLES = {
     "operators": "Operators: each body against its reference",
     "synchronisation": "Synchronisation: waits inside of an operator's body",
-    "operator-speed": "Speed of the operators: reference / body, alternating",
+    "operator-speed": "Speed of the operators: what would serve instead / body, alternating",
     "serving": "Servers without and with MTP",
     "serving-waits": "Waits of a decode step, by torch_npu's debug mode",
 }
