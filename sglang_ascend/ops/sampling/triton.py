@@ -15,15 +15,11 @@ PROGRAMS = 512  # a long row is cut into parts where there are few rows
 WARPS = 8
 
 
-def accepts(logits: torch.Tensor, *tensors: object, joint: bool = False) -> bool:
-    """Rows of neighbouring logits; the kernels add to raw pointers."""
-    return logits.dtype in DTYPES and logits.stride(1) == 1
-
-
 def accepts_rows(logits: torch.Tensor, *tensors: object, joint: bool = False) -> bool:
-    """As ``accepts``; on the NPU whole groups, for a group is read there whatever its mask says."""
+    """Rows of neighbouring logits, for the kernels add to raw pointers; on the NPU whole groups,
+    for a group is read there whatever its mask says."""
     whole = logits.shape[1] % GROUP_SIZE == 0 or logits.device.type != "npu"
-    return whole and accepts(logits)
+    return whole and logits.dtype in DTYPES and logits.stride(1) == 1
 
 
 def sizes() -> dict[str, Any]:
