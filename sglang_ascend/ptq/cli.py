@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sglang_ascend.refusals import refusals
+from sglang_ascend.training.cli import ThreadsOption, use_threads
 
 if TYPE_CHECKING:
     from sglang_ascend.ptq.grid.run import Options
     from sglang_ascend.ptq.solved import Summary
     from sglang_ascend.training.targets.families import Target
 
-ThreadsOption = Annotated[int, typer.Option("--threads", min=1, help="CPU threads.")]
 FoldersArgument = Annotated[
     list[Path] | None, typer.Argument(help="Checkpoints to judge, each as it would be served.")
 ]
@@ -83,7 +83,7 @@ def quantize(
 
     Example: `sglang-ascend quantize $(sglang-ascend model-path smollm2-mtp) --recipe w8a8 --out q`
     """
-    _use_threads(threads)
+    use_threads(threads)
     from tqdm import tqdm
 
     from sglang_ascend.ptq.quantize import Quantization
@@ -136,7 +136,7 @@ def evaluate(
 
     Example: `sglang-ascend evaluate q --against $(sglang-ascend model-path smollm2-mtp)`
     """
-    _use_threads(threads)
+    use_threads(threads)
     with refusals():
         if (grid is None) == (not folders):
             raise ValueError("name checkpoints to judge, or a folder for --grid")
@@ -273,9 +273,3 @@ def _report(summary: Summary, folder: Path, out: Path) -> None:
         )
     for reason in summary.idle:
         console.print(f"{reason}: this part of the recipe did nothing")
-
-
-def _use_threads(threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)

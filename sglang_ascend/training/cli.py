@@ -71,7 +71,7 @@ def generate(
     threads: ThreadsOption = 1,
 ) -> None:
     """Let the target write user turns and replies; store tokens and hiddens. Resumable."""
-    _use_threads(threads)
+    use_threads(threads)
     from sglang_ascend.training.generation.generate import generate_shards
     from sglang_ascend.training.generation.generator import GenerateConfig
     from sglang_ascend.training.generation.prompt_files import keys_of, read_prompts
@@ -106,7 +106,7 @@ def text(
     threads: ThreadsOption = 1,
 ) -> None:
     """Store others' text with the target's hiddens, one forward and no generation. Resumable."""
-    _use_threads(threads)
+    use_threads(threads)
     import torch
 
     from sglang_ascend.training.generation.text import write_text_shards
@@ -152,7 +152,7 @@ def train(
     threads: ThreadsOption = 1,
 ) -> None:
     """Train the target's MTP layer, or a new one where it has none; run again to go on."""
-    _use_threads(threads)
+    use_threads(threads)
     from sglang_ascend.training.loss import LossConfig
     from sglang_ascend.training.parallel import trainer_class
     from sglang_ascend.training.targets.device import dtype_of_products
@@ -203,7 +203,7 @@ def evaluate(
 
     Replies are written once, by a quantized target as it is served, and read from --outputs then.
     """
-    _use_threads(threads)
+    use_threads(threads)
     from sglang_ascend.training.acceptance import evaluate as measure
     from sglang_ascend.training.draft_vocabulary import listed_in
     from sglang_ascend.training.generation import outputs as replies
@@ -290,7 +290,7 @@ def _open(folder: Path, device: str, may_be_quantized: bool = False) -> Target:
     return target
 
 
-def _use_threads(threads: int) -> None:
+def use_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
