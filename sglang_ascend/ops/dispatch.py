@@ -66,16 +66,13 @@ def numba_body(
     return Implementation("numba", function, devices, is_available, **options)
 
 
-def triton_body(
-    function: Callable[..., Any],
-    accepts: Callable[..., bool],
-    devices: frozenset[str] = frozenset({"cuda", "npu"}),
-) -> Implementation:
+def triton_body(function: Callable[..., Any], accepts: Callable[..., bool]) -> Implementation:
     """A body that launches Triton kernels; ``accepts`` says which layouts their raw pointers suit.
 
     triton-ascend reads what a mask excludes, unless the mask is a run of places: a kernel that
     would leave its tensors by that is not for the NPU.
     """
+    devices = frozenset({"cuda", "npu"})
     return Implementation("triton", function, devices, lambda: is_installed("triton"), accepts)
 
 

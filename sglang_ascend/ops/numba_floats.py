@@ -45,13 +45,6 @@ def array_at(address, shape, element):
     return carray(_pointer(address, element), shape)  # pyright: ignore[reportCallIssue]
 
 
-def as_array(tensor: torch.Tensor) -> np.ndarray:
-    """The same memory; NumPy has no bfloat16, so of that its bits, as uint16."""
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.view(torch.uint16)
-    return tensor.numpy()
-
-
 def widen(value: Any) -> Any:
     """The float32 of an element of a float32 array, or of a bfloat16 array's bits."""
 

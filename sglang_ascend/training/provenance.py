@@ -75,12 +75,12 @@ def generated(data: Path) -> dict[str, Any]:
     }
 
 
-def last_losses(log: Path, entries: int = 20) -> dict[str, Any]:
-    """Steps, rows and the mean distance of each recursion step over the last log entries."""
+def last_losses(log: Path) -> dict[str, Any]:
+    """Steps, rows and the mean distance of each recursion step over the last 20 log entries."""
     lines = read_log(log)
     if not lines:
         raise ValueError(f"{log} says of no step: put the log of that training there.")
-    last = lines[-entries:]
+    last = lines[-20:]
     steps = zip(*(line["losses"] for line in last), strict=True)
     return {
         "steps": lines[-1]["step"],

@@ -32,12 +32,11 @@ def validate_draft_model(
     *,
     tokenizer_path: str | Path | None = None,
     trust_remote_code: bool = False,
-    scan_limit_bytes: int = SCAN_LIMIT_BYTES,
 ) -> None:
     """Checks the target in `model_path`, and the causal language model in `draft_path`.
 
     Both must be folders of this machine whose tokenizer.json give every token the same id. Values
-    are scanned for NaN and infinity in a checkpoint of at most `scan_limit_bytes`.
+    are scanned for NaN and infinity in a checkpoint of at most `SCAN_LIMIT_BYTES`.
 
     Raises:
         CheckpointError: one sentence with the file or flag at fault and the remedy.
@@ -63,7 +62,7 @@ def validate_draft_model(
     )
     check_target(target)
     for checkpoint in (target, draft):
-        if num_bytes(checkpoint.tensors.values()) <= scan_limit_bytes:
+        if num_bytes(checkpoint.tensors.values()) <= SCAN_LIMIT_BYTES:
             refuse_not_finite(checkpoint.tensors.values())
 
 

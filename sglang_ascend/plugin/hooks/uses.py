@@ -25,10 +25,10 @@ class Use:
     lines: str = ""
 
 
-def uses(wheel: Wheel, patches: Iterable[Path], plugin: Path = PLUGIN) -> list[Use]:
+def uses(wheel: Wheel, patches: Iterable[Path]) -> list[Use]:
     """All of them, each kind and name once. ``wheel``: the version that the plugin adapts."""
     found: dict[tuple[str, str, str], Use] = {}
-    for use in (*hook_uses(), *patch_uses(wheel, patches), *code_uses(wheel, plugin)):
+    for use in (*hook_uses(), *patch_uses(wheel, patches), *code_uses(wheel, PLUGIN)):
         found.setdefault((use.kind, use.name, use.lines), use)
     return sorted(found.values())
 
@@ -110,10 +110,10 @@ def imports(tree: ast.Module) -> dict[str, str]:
     }
 
 
-def mentioned(plugin: Path = PLUGIN) -> frozenset[str]:
+def mentioned() -> frozenset[str]:
     """Every attribute and keyword that the plugin writes: what it may ask of a class."""
     names = set()
-    for path in plugin.rglob("*.py"):
+    for path in PLUGIN.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 names.add(node.attr)

@@ -18,10 +18,10 @@ START_SHARDS = 8
 Tensor = torch.Tensor
 
 
-def new_layer(target: Target, seed: int, norm_scale: float = 0.3) -> MTPLayer:
+def new_layer(target: Target, seed: int) -> MTPLayer:
     """An untrained layer, random but for its last norm."""
     layer = MTPLayer(target)
-    layer.initialize(target.final_norm(), norm_scale, torch.Generator().manual_seed(seed))
+    layer.initialize(target.final_norm(), 0.3, torch.Generator().manual_seed(seed))
     return layer
 
 
@@ -77,18 +77,13 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
 
 @torch.no_grad()
 def ridge_start(
-    layer: MTPLayer,
-    sequences: list[Sequence],
-    embedding: Tensor,
-    target_norm: Tensor,
-    penalty: float = 1e-2,
-    scale: float = 0.7,
+    layer: MTPLayer, sequences: list[Sequence], embedding: Tensor, target_norm: Tensor
 ) -> float:
-    """Sets the projection to argmin_W sum |W x_i - y_i|^2 + n * penalty * |W|^2 and the last norm.
+    """Sets the projection to argmin_W sum |W x_i - y_i|^2 + n * 0.01 * |W|^2 and the last norm.
 
     x_i = `pair` of h_i and e_{i+1} is the projection's input at slot i, y_i = h_{i+1} / w is the
     target's next hidden before its final norm's weight w. With the residual branches near zero
-    the layer's output is then `scale` * w * norm(W x_i): a linear guess of h_{i+1}.
+    the layer's output is then 0.7 * w * norm(W x_i): a linear guess of h_{i+1}.
 
     Returns:
         the share of the variance of y that the linear map explains on the given data.
@@ -108,10 +103,10 @@ def ridge_start(
         cross += (inputs.T @ wanted).double()
         total += wanted.double().square().sum().item()
         count += len(tokens)
-    gram += count * penalty * torch.eye(2 * size, dtype=torch.float64, device=device)
+    gram += count * 0.01 * torch.eye(2 * size, dtype=torch.float64, device=device)
     solution = torch.linalg.solve(gram, cross)  # [2 size, size]
     layer.projection.weight.copy_(solution.T)
-    layer.final_norm.weight.copy_(target_norm * scale)
+    layer.final_norm.weight.copy_(target_norm * 0.7)
     for name, parameter in layer.named_parameters():
         if writes_residual(name) and parameter.dim() >= 2:
             parameter.mul_(0.1)
