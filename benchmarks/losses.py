@@ -18,6 +18,7 @@ from rich.table import Table
 from benchmarks import command
 from benchmarks.machine import taken_on
 from sglang_ascend.bench.figures.lookup import accepted_counts
+from sglang_ascend.bench.figures.ratios import DRAWS, middle
 from sglang_ascend.bench.options import model_folder
 from sglang_ascend.bench.rounds import TASKS
 from sglang_ascend.files import write_json
@@ -34,7 +35,6 @@ from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import started_layer, trained_layer
 from sglang_ascend.training.trainer import TrainConfig, Trainer
 
-DRAWS = 2000
 console = Console(stderr=True)
 # Of one reply: drafts that were kept, and forwards of the target.
 Kept = tuple[int, int]
@@ -81,8 +81,8 @@ def compared(kept: dict[str, list[list[Kept]]], reference: str) -> dict[str, dic
     ]
 
     def interval(value: Callable[[dict[str, float]], float]) -> dict[str, float]:
-        ordered = sorted(map(value, draws))
-        return {"low": ordered[int(0.025 * DRAWS)], "high": ordered[int(0.975 * DRAWS)]}
+        low, high = middle(map(value, draws))
+        return {"low": low, "high": high}
 
     return {
         name: {

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from sglang_ascend.bench.figures.lookup import accepted_counts, lookup_matches, loops
+from sglang_ascend.bench.figures.ratios import middle
 from sglang_ascend.speculative.vocabulary.context import unlisted_context
 from sglang_ascend.training.interface import ChainLayer, run_chain
 
@@ -149,13 +150,9 @@ def _loop_share(outputs: list[Output]) -> float:
     return round(sum(map(is_looping, outputs)) / max(1, len(outputs)), 3)
 
 
-def _interval(counts: list[list[int]], draws: int = 1000) -> tuple[float, float]:
+def _interval(counts: list[list[int]]) -> tuple[float, float]:
     """95 % bootstrap interval of the acceptance length, outputs drawn with replacement."""
     rng = random.Random(0)
     totals = [(sum(row), len(row)) for row in counts]
-    means = []
-    for _ in range(draws):
-        sample = rng.choices(totals, k=len(totals))
-        means.append(1 + sum(s for s, _ in sample) / sum(n for _, n in sample))
-    means.sort()
-    return means[int(0.025 * draws)], means[int(0.975 * draws)]
+    samples = (rng.choices(totals, k=len(totals)) for _ in range(1000))
+    return middle(1 + sum(s for s, _ in sample) / sum(n for _, n in sample) for sample in samples)

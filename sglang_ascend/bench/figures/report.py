@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sglang_ascend.bench.figures.acceptance import Acceptance
-from sglang_ascend.bench.figures.ratios import median_interval
+from sglang_ascend.bench.figures.ratios import DRAWS, median_interval, middle
 from sglang_ascend.bench.rounds import Round
 
 MOST_DRAFTS = 8
-DRAWS = 2000
 LEAST_ROUNDS = 3  # that have a spread
 
 
@@ -123,12 +122,10 @@ def _mean(
         ratios = [
             _ratios((one for one in straight if one.task == task), baseline, main) for task in known
         ]
-        means = sorted(
+        mean["speedup_low"], mean["speedup_high"] = middle(
             statistics.fmean(statistics.median(rng.choices(row, k=len(row))) for row in ratios)
             for _ in range(DRAWS)
         )
-        mean["speedup_low"] = means[int(0.025 * DRAWS)]
-        mean["speedup_high"] = means[int(0.975 * DRAWS)]
     return mean
 
 
