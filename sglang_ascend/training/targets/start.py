@@ -14,6 +14,10 @@ from sglang_ascend.training.trainer import CHECKPOINT, read_average
 
 logger = logging.getLogger(__name__)
 START_SHARDS = 8
+# Of the target's final norm, what the last norm of a new layer begins with: drawn at random, or
+# behind the best linear map.
+RANDOM_NORM, LINEAR_NORM = 0.3, 0.7
+PENALTY = 1e-2  # of a row, on the squares of the linear map
 
 Tensor = torch.Tensor
 
@@ -21,7 +25,7 @@ Tensor = torch.Tensor
 def new_layer(target: Target, seed: int) -> MTPLayer:
     """An untrained layer, random but for its last norm."""
     layer = MTPLayer(target)
-    layer.initialize(target.final_norm(), 0.3, torch.Generator().manual_seed(seed))
+    layer.initialize(target.final_norm(), RANDOM_NORM, torch.Generator().manual_seed(seed))
     return layer
 
 
@@ -79,11 +83,11 @@ def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
 def ridge_start(
     layer: MTPLayer, sequences: list[Sequence], embedding: Tensor, target_norm: Tensor
 ) -> float:
-    """Sets the projection to argmin_W sum |W x_i - y_i|^2 + n * 0.01 * |W|^2 and the last norm.
+    """Sets the projection to argmin_W sum |W x_i - y_i|^2 + n * PENALTY * |W|^2 and the last norm.
 
     x_i = `pair` of h_i and e_{i+1} is the projection's input at slot i, y_i = h_{i+1} / w is the
     target's next hidden before its final norm's weight w. With the residual branches near zero
-    the layer's output is then 0.7 * w * norm(W x_i): a linear guess of h_{i+1}.
+    the layer's output is then LINEAR_NORM * w * norm(W x_i): a linear guess of h_{i+1}.
 
     Returns:
         the share of the variance of y that the linear map explains on the given data.
@@ -103,10 +107,10 @@ def ridge_start(
         cross += (inputs.T @ wanted).double()
         total += wanted.double().square().sum().item()
         count += len(tokens)
-    gram += count * 0.01 * torch.eye(2 * size, dtype=torch.float64, device=device)
+    gram += count * PENALTY * torch.eye(2 * size, dtype=torch.float64, device=device)
     solution = torch.linalg.solve(gram, cross)  # [2 size, size]
     layer.projection.weight.copy_(solution.T)
-    layer.final_norm.weight.copy_(target_norm * 0.7)
+    layer.final_norm.weight.copy_(target_norm * LINEAR_NORM)
     for name, parameter in layer.named_parameters():
         if writes_residual(name) and parameter.dim() >= 2:
             parameter.mul_(0.1)
