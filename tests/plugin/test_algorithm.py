@@ -367,7 +367,7 @@ def test_a_model_of_sparse_attention_is_refused_on_an_npu(tiny_mimo, monkeypatch
     from sglang_ascend.plugin.npu import latent_attention
 
     config = SimpleNamespace(architectures=["DeepseekV32ForCausalLM"], index_topk=None)
-    model = SimpleNamespace(hf_config=config)
+    model = SimpleNamespace(hf_config=config, hf_text_config=SimpleNamespace(to_dict=dict))
     monkeypatch.setattr(latent_attention, "model_config_of", lambda server_args: model)
     resolve(tiny_mimo, "--speculative-algorithm MTP")
     config.index_topk = 2048
