@@ -18,11 +18,7 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp.ranks import accepted_of_first_rank, draw_of_first_rank
 from sglang_ascend.plugin.mtp.sampling.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
-from sglang_ascend.plugin.requests.penalties import (
-    RequestPenalties,
-    asks_penalties,
-    ending_tokens,
-)
+from sglang_ascend.plugin.requests.penalties import RequestPenalties, ending_tokens
 from sglang_ascend.sampling.lossy import Relaxed, Threshold, emit
 from sglang_ascend.sampling.noise import Decision, exponential, uniform
 from sglang_ascend.speculative.drawn import with_certain
@@ -92,7 +88,8 @@ class BatchSampling:
         self.info: SamplingBatchInfo = batch.sampling_info
         self.grammar_barrier = grammar_barrier
         self.draws_drafts = parts.draws_drafts and not self.info.is_all_greedy
-        self.is_penalized = asks_penalties(batch)
+        # As ``asks_penalties``, whose file a step without penalties does not enter.
+        self.is_penalized = self.info.acc_additive_penalties is not None
         # Of the chain that this step drafts, one [batch, tokens that a draft can be] each.
         self.next_draft_probs: list[torch.Tensor] = []
         self._grammar_tree: GrammarTree | None = None
