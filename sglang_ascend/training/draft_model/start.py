@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.checkpoint.config import read_config
@@ -17,7 +19,6 @@ from sglang_ascend.checkpoint.draft_model import validate_draft_model
 from sglang_ascend.checkpoint.draft_model.vocabulary import num_tokens, tokenizer_file
 from sglang_ascend.checkpoint.errors import shown
 from sglang_ascend.checkpoint.shards import read_tensors
-from sglang_ascend.quantization.checkpoint import read_tensor
 from sglang_ascend.training.targets.families import Target
 
 Tensor = torch.Tensor
@@ -65,12 +66,16 @@ class DraftStart:
         Raises:
             CheckpointError: one of them is not there.
         """
-        tensors, found = read_tensors(self.folder), {}
+        tensors, by_file = read_tensors(self.folder), defaultdict(list)
         for name in names:
             source = _LAYER.sub(self._layer_of, name)
             if source not in tensors:
                 raise CheckpointError(f"{shown(self.folder)} lacks {source}; copy it whole")
-            found[name] = read_tensor(tensors[source]).to(torch.float32, copy=True)
+            by_file[tensors[source].file].append((name, source))
+        found = {}
+        for path, held in by_file.items():
+            with safe_open(path, "pt") as file:
+                found |= {name: file.get_tensor(source).float() for name, source in held}
         return found
 
     def embedding_and_head(self, device: torch.device) -> tuple[Tensor, Tensor]:

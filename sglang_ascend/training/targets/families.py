@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.checkpoint.capabilities import missing_capability
@@ -23,7 +25,7 @@ from sglang_ascend.checkpoint.folder import has_tokenizer
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.shards import read_tensors
 from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modules_of
-from sglang_ascend.quantization.checkpoint import Checkpoint, read_tensor
+from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.training.targets import llama
 from sglang_ascend.training.targets.device import CPU
 from sglang_ascend.training.targets.indexed import indexed
@@ -246,11 +248,15 @@ class Target:
         """The named tensors in fp32, on the CPU."""
         if self.config.quantized:
             return Opened(self.quantized).read(names)
-        found = {}
+        by_file = defaultdict(list)
         for name in names:
             if name not in self.tensors:
                 raise CheckpointError(f"{self.folder} lacks {name}; copy the whole checkpoint")
-            found[name] = read_tensor(self.tensors[name]).to(torch.float32, copy=True)
+            by_file[self.tensors[name].file].append(name)
+        found = {}
+        for path, held in by_file.items():
+            with safe_open(path, "pt") as file:
+                found |= {name: file.get_tensor(name).float() for name in held}
         return found
 
     def mtp_tensors(self) -> dict[str, Tensor]:
