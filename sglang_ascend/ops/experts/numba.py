@@ -53,7 +53,7 @@ def accepts_groups(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor)
     return (
         x.dtype in FLOATS
         and x.dtype == weights.dtype
-        and len(x) <= max(MOST_ROWS, len(weights) * _most_rows_of_group(weights))
+        and (len(x) <= MOST_ROWS or len(x) <= len(weights) * _most_rows_of_group(weights))
         and x.is_contiguous()
         and weights.mT.is_contiguous()
         and counts.is_contiguous()
@@ -61,7 +61,8 @@ def accepts_groups(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor)
 
 
 def _most_rows_of_group(weights: torch.Tensor) -> int:
-    return max(MOST_ROWS_OF_WEIGHT[weights.dtype], MOST_PRODUCTS // weights[0].numel())
+    _, width, out = weights.shape
+    return max(MOST_ROWS_OF_WEIGHT[weights.dtype], MOST_PRODUCTS // (width * out))
 
 
 def grouped_matmul(x: torch.Tensor, weights: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
