@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from sglang_ascend.cli import app
 from sglang_ascend.models.catalog import model_path
 from sglang_ascend.verify import serving
+from sglang_ascend.verify.checks import Check
 from sglang_ascend.verify.machine import REHEARSAL
 from sglang_ascend.verify.reference_tokens import Judged
 from sglang_ascend.verify.serving import (
@@ -172,13 +173,17 @@ class FakeProcess(FakeServer):
         pass
 
 
-@pytest.mark.parametrize("broken", [(), ("plain",), ("mtp",), ("plain", "mtp"), ("adaptive",)])
-def test_what_one_server_cannot_the_others_still_show(tmp_path, monkeypatch, broken):
-    monkeypatch.setattr(FakeProcess, "broken", broken)
+def checks_of_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Check]:
     monkeypatch.setattr(serving, "ServerProcess", FakeProcess)
     monkeypatch.setattr(serving, "ReferenceTokens", lambda folder, dtype: FakeReference())
     setting = Setting(tmp_path / "m", "cpu", tmp_path, rounds=1, name="m")
-    checks = serving.check_serving(setting, lambda what, total: None)
+    return serving.check_serving(setting, lambda what, total: None)
+
+
+@pytest.mark.parametrize("broken", [(), ("plain",), ("mtp",), ("plain", "mtp"), ("adaptive",)])
+def test_what_one_server_cannot_the_others_still_show(tmp_path, monkeypatch, broken):
+    monkeypatch.setattr(FakeProcess, "broken", broken)
+    checks = checks_of_fakes(tmp_path, monkeypatch)
     found = {check.name.removeprefix("m: "): check for check in checks}
     for name in FLAGS:
         started = found[f"the server starts, {name}"]
@@ -196,10 +201,7 @@ def test_what_a_server_that_dies_at_its_first_request_cannot_the_others_still_sh
     tmp_path, monkeypatch, silent
 ):
     monkeypatch.setattr(FakeProcess, "silent", silent)
-    monkeypatch.setattr(serving, "ServerProcess", FakeProcess)
-    monkeypatch.setattr(serving, "ReferenceTokens", lambda folder, dtype: FakeReference())
-    setting = Setting(tmp_path / "m", "cpu", tmp_path, rounds=1, name="m")
-    checks = serving.check_serving(setting, lambda what, total: None)
+    checks = checks_of_fakes(tmp_path, monkeypatch)
     found = {check.name.removeprefix("m: "): check for check in checks}
     for name in silent:
         answers = found.pop(f"the server answers, {name}")
@@ -217,11 +219,8 @@ def test_a_server_that_dies_while_it_is_timed_keeps_what_was_found(tmp_path, mon
     def died(*_: object) -> None:
         raise ConnectionError("the server is gone")
 
-    monkeypatch.setattr(serving, "ServerProcess", FakeProcess)
-    monkeypatch.setattr(serving, "ReferenceTokens", lambda folder, dtype: FakeReference())
     monkeypatch.setattr(serving, "time_servers", died)
-    setting = Setting(tmp_path / "m", "cpu", tmp_path, rounds=1, name="m")
-    *found, last = serving.check_serving(setting, lambda what, total: None)
+    *found, last = checks_of_fakes(tmp_path, monkeypatch)
     assert last.name == "m: the servers answer" and last.passed is False
     assert "m: greedy tokens against the reference, mtp" in {check.name for check in found}
 
