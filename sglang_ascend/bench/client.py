@@ -14,8 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sglang_ascend.bench.figures.acceptance import Acceptance
+from sglang_ascend.bench.server import REPLY_TIMEOUT_S
 
-REPLY_TIMEOUT_S = 900
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

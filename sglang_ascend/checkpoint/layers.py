@@ -5,6 +5,7 @@ Linear weights are [out_features, in_features]; every name is relative to the la
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 
 MAX_EXPERTS = 16_384
+EXPERT = re.compile(r"\.experts\.\d+\.")  # in the name of an expert's tensor
 
 # One tensor [num_experts, out_features, in_features] for all experts, as transformers 5 has them;
 # SGLang reads it for DeepSeek.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from math import prod
 from sglang_ascend.checkpoint.config import ModelConfig
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.families import Family, find_family, mtp_tensors, target_tensors
-from sglang_ascend.checkpoint.layers import FUSED_EXPERTS, Expected
+from sglang_ascend.checkpoint.layers import EXPERT, FUSED_EXPERTS, Expected
 from sglang_ascend.quantization.qconfig import QConfig, layout_of
 from sglang_ascend.quantization.recipe import Recipe, read_recipe
 from sglang_ascend.quantization.weight import HEAD
@@ -40,7 +39,6 @@ FUSED = {
     **dict.fromkeys(("gate_proj", "up_proj"), "gate_up_proj"),
     **dict.fromkeys(("q_a_proj", "kv_a_proj_with_mqa"), "fused_qkv_a_proj_with_mqa"),
 }
-EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 class Share(StrEnum):

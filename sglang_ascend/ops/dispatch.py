@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 REFERENCE = "reference"
+CPU = frozenset({"cpu"})  # the one device of some bodies
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,11 @@ def numba_body(
     """
     options = {"accepts": imported_at_call(module, accepts)} if accepts else {}
     function = imported_at_call(module, name)
-    devices = frozenset({"cpu"})
 
     def is_available() -> bool:
         return is_installed("numba") and available()
 
-    return Implementation("numba", function, devices, is_available, **options)
+    return Implementation("numba", function, CPU, is_available, **options)
 
 
 def triton_body(function: Callable[..., Any], accepts: Callable[..., bool]) -> Implementation:

@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from sglang_ascend.checkpoint.errors import shown
+from sglang_ascend.checkpoint.layers import EXPERT
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts import Scheme
 
 OUTSIDE = "outside layers"
 NO_OPERATOR = "none: convert"
-EXPERT = re.compile(r"\.experts\.\d+\.")
 LAYER = re.compile(r"((?:.+?\.)?\D[^.]*)\.(\d+)\.")  # a name, up to and with its first number
 
 

@@ -1,9 +1,8 @@
 """Linear layers: of a weight prepared once for its device, and of matrices of each head's own."""
 
-from sglang_ascend.ops.dispatch import Implementation, Op, is_installed, numba_body
+from sglang_ascend.ops.dispatch import CPU, Implementation, Op, is_installed, numba_body
 from sglang_ascend.ops.linear import onednn, reference
 
-_CPU = frozenset({"cpu"})
 NUMBA = "sglang_ascend.ops.linear.numba"
 
 
@@ -19,12 +18,12 @@ def _has_onednn_alone() -> bool:
 prepare = Op("linear.prepare", reference.prepare)
 prepare.register(numba_body(NUMBA, "prepare", "accepts_weight", _has_numba_body))
 prepare.register(
-    Implementation("onednn", onednn.prepare_packed, _CPU, _has_onednn_alone, onednn.accepts_weight)
+    Implementation("onednn", onednn.prepare_packed, CPU, _has_onednn_alone, onednn.accepts_weight)
 )
 linear = Op("linear.linear", reference.linear)
 linear.register(numba_body(NUMBA, "linear", "accepts_rows", _has_numba_body))
 linear.register(
-    Implementation("onednn", onednn.linear_packed, _CPU, _has_onednn_alone, onednn.accepts_rows)
+    Implementation("onednn", onednn.linear_packed, CPU, _has_onednn_alone, onednn.accepts_rows)
 )
 by_head = Op("linear.by_head", reference.by_head)
 by_head.register(numba_body(f"{NUMBA}_heads", "by_head", "accepts"))

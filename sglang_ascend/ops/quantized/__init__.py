@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from sglang_ascend.ops.dispatch import (
+    CPU,
     Implementation,
     Op,
     npu_body,
@@ -28,7 +29,6 @@ __all__ = [
     "weight_only_linear",
 ]
 
-_CPU = frozenset({"cpu"})
 NUMBA_DECODED = "sglang_ascend.ops.quantized.numba_decoded"
 
 
@@ -48,9 +48,7 @@ def _numba_integers(name: str) -> Implementation:
 def _fbgemm(name: str, accepts: str) -> Implementation:
     """Where the probe chose fbgemm's products."""
     function, accepts_call = getattr(fbgemm, name), getattr(fbgemm, accepts)
-    return Implementation(
-        "fbgemm", function, _CPU, partial(probe.is_chosen, "fbgemm"), accepts_call
-    )
+    return Implementation("fbgemm", function, CPU, partial(probe.is_chosen, "fbgemm"), accepts_call)
 
 
 prepare_integer = Op("quantized.prepare_integer", integer.prepare_integer)

@@ -1,14 +1,12 @@
 """Operators that turn logits into tokens."""
 
-from sglang_ascend.ops.dispatch import Implementation, Op, numba_body, triton_body
+from sglang_ascend.ops.dispatch import CPU, Implementation, Op, numba_body, triton_body
 from sglang_ascend.ops.sampling import numpy, reference, threshold, triton
 
 NUMBA = "sglang_ascend.ops.sampling.numba"
 
 greedy = Op("sampling.greedy", reference.greedy)
-greedy.register(
-    Implementation("numpy", numpy.greedy, frozenset({"cpu"}), lambda: True, numpy.accepts)
-)
+greedy.register(Implementation("numpy", numpy.greedy, CPU, lambda: True, numpy.accepts))
 filter_probs = Op("sampling.filter_probs", reference.filter_probs)
 filter_probs.register(numba_body(NUMBA, "filter_probs", accepts="accepts_filters"))
 filter_probs.register(triton_body(triton.filter_probs, triton.accepts_filters))
