@@ -38,7 +38,6 @@ from sglang_ascend.plugin.observability.step import (
     make_timeline,
     make_watchdog,
 )
-from sglang_ascend.plugin.requests.penalties import asks_penalties
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Threshold
 from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps
@@ -189,14 +188,9 @@ class MTPWorker(EAGLEWorkerV2):
 
     def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
         """As SGLang's, with the start of what is counted of each request's output."""
-        if asks_penalties(batch):
-            self.sampling_parts.penalties.prefill(batch)
-        if self.sampling_parts.relaxed is not None:
-            self.sampling_parts.relaxed.prefill(batch)
+        self.sampling_parts.before_prefill(batch)
         if self.chains is not None:
             self.draft_worker.skipped = self.chains.before_prefill(batch, self.models)
-        if self.sampling_parts.lists is not None:
-            self.sampling_parts.lists.before_prefill(batch)
         result = self._forward_prefill_batch(batch, *args)
         self.first_chains.keep(batch.reqs, result.next_draft_input, self.draft_worker.skipped)
         return result

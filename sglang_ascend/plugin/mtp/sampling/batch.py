@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,9 +15,10 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from sglang_ascend.ops import sampling
 from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp.ranks import accepted_of_first_rank, draw_of_first_rank
+from sglang_ascend.plugin.mtp.sampling import rows_of
 from sglang_ascend.plugin.mtp.sampling.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
-from sglang_ascend.plugin.requests.penalties import RequestPenalties, ending_tokens
+from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties, ending_tokens
 from sglang_ascend.sampling.lossy import Relaxed, Threshold, emit
 from sglang_ascend.sampling.noise import Decision, exponential, uniform
 from sglang_ascend.speculative.drawn import with_certain
@@ -42,6 +42,15 @@ class SamplingParts:
     def have_whole_head(self) -> bool:
         """Whether its columns are the target's vocabulary, for every request."""
         return self.draft_vocabulary is None and self.lists is None
+
+    def before_prefill(self, batch: ScheduleBatch) -> None:
+        """What is counted of each request's reply begins."""
+        if asks_penalties(batch):
+            self.penalties.prefill(batch)
+        if self.relaxed is not None:
+            self.relaxed.prefill(batch)
+        if self.lists is not None:
+            self.lists.before_prefill(batch)
 
     def propose_likeliest(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Draft tokens of one row per request, int64 [batch] of the target's vocabulary."""
@@ -152,17 +161,17 @@ class BatchSampling:
         if self.info.is_all_greedy:
             return sampling.greedy(logits)
         if self.info.sampling_seed is None and not self.parts.draws_as_core:
-            probs = _probabilities(logits, self.info, self.width)
+            probs = rows_of.probabilities(logits, self.info, self.width)
             return sampling.sample(probs, exponential(None, positions, probs.shape[1]))
-        rows = _expand(self.info, self.width)
+        rows = rows_of.expand(self.info, self.width)
         probs = torch.softmax(logits / rows.temperatures, dim=-1)
         tokens, _ = self.parts.sampler._sample_from_probs(
-            probs, rows, positions, not _filters(rows)
+            probs, rows, positions, not rows_of.filters(rows)
         )
         return tokens.long()
 
     def probabilities(self, logits: torch.Tensor) -> torch.Tensor:
-        return self._by_request(_probabilities(logits, self.info, self.width))
+        return self._by_request(rows_of.probabilities(logits, self.info, self.width))
 
     def uniforms(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         seeds = self.info.sampling_seed
@@ -195,7 +204,7 @@ class BatchSampling:
             return self.parts.propose_likeliest(logits, positions)
         if self.info.logit_bias is not None:
             logits = logits + self._of_draft_vocabulary(self.info.logit_bias)
-        probs = _probabilities(logits, self.info, 1)
+        probs = rows_of.probabilities(logits, self.info, 1)
         self.next_draft_probs.append(probs)
         noise = uniform(self.info.sampling_seed, positions, Decision.DRAFT)
         return self.parts.as_tokens(draw_of_first_rank(sampling.inverse_cdf(probs, noise)))
@@ -212,7 +221,7 @@ class BatchSampling:
     def _accept_relaxed(
         self, logits: torch.Tensor, candidates: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        probs = torch.softmax(logits / _expand(self.info, self.width).temperatures, dim=-1)
+        probs = torch.softmax(logits / rows_of.expand(self.info, self.width).temperatures, dim=-1)
         drawn = self.draw(logits, positions)
         return self.parts.relaxed.accept(
             self.batch.req_pool_indices, self._by_request(probs), candidates, drawn
@@ -225,31 +234,6 @@ class BatchSampling:
         """[batch, vocab_size] -> [batch, tokens that a draft can be]."""
         vocabulary = self.parts.draft_vocabulary
         return columns if vocabulary is None else columns[:, vocabulary]
-
-
-def _probabilities(logits: torch.Tensor, info: SamplingBatchInfo, width: int) -> torch.Tensor:
-    """What each row's request draws from: [batch * width, vocab_size] -> the same shape."""
-    rows = _expand(info, width)
-    if not _filters(rows):
-        return torch.softmax(logits / rows.temperatures, dim=-1)
-    return sampling.filter_probs(logits, rows.temperatures, rows.top_ks, rows.top_ps, rows.min_ps)
-
-
-def _expand(info: SamplingBatchInfo, width: int) -> SamplingBatchInfo:
-    """Each request's parameters, once per row."""
-    if width == 1:
-        return info
-    rows = copy.copy(info)
-    for name in ("temperatures", "top_ks", "top_ps", "min_ps", "sampling_seed"):
-        value = getattr(info, name)
-        if value is not None:
-            setattr(rows, name, value.repeat_interleave(width, dim=0))
-    rows.sampling_mask_batch_indices = None
-    return rows
-
-
-def _filters(info: SamplingBatchInfo) -> bool:
-    return info.need_top_p_sampling or info.need_top_k_sampling or info.need_min_p_sampling
 
 
 class EndedRequests:
