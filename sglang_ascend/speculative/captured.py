@@ -86,6 +86,7 @@ class CapturedPhases:
     # What the graphs leave, in the rows of their own batch size.
     positions: torch.Tensor
     logits: torch.Tensor
+    states: torch.Tensor
     next_candidates: torch.Tensor
     # What a prefill may have left otherwise, and no graph sets; launches nothing behind a step.
     ready_replay: Callable[[], None]
@@ -98,6 +99,10 @@ class CapturedPhases:
     def verify(self) -> torch.Tensor:
         self.verify_graph.replay()
         return self.logits[: self.buffers.num_rows]
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        return self.states[: self.buffers.num_rows]
 
     def draft(
         self, sampled: torch.Tensor, accept_lens: torch.Tensor, new_seq_lens: torch.Tensor
@@ -123,8 +128,8 @@ def capture_phases(
     candidates = buffers.candidates[:batch_size]
     sampled, accept_lens = buffers.sampled[:batch_size], buffers.accept_lens[:batch_size]
 
-    def verify() -> tuple[torch.Tensor, torch.Tensor]:
-        return phases.prepare(candidates, requests), phases.verify()
+    def verify() -> tuple[torch.Tensor, ...]:
+        return phases.prepare(candidates, requests), phases.verify(), phases.hidden
 
     def draft() -> torch.Tensor:
         return phases.draft(sampled, accept_lens, requests.seq_lens + accept_lens)
@@ -133,10 +138,10 @@ def capture_phases(
         verify()
         draft()
     synchronize()
-    verify_graph, (positions, logits) = capture(verify)
+    verify_graph, (positions, logits, hidden) = capture(verify)
     draft_graph, next_candidates = capture(draft)
     return CapturedPhases(
-        buffers, verify_graph, draft_graph, positions, logits, next_candidates, ready_replay
+        buffers, verify_graph, draft_graph, positions, logits, hidden, next_candidates, ready_replay
     )
 
 

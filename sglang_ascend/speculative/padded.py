@@ -34,6 +34,10 @@ class PaddedPhases:
     def verify(self) -> torch.Tensor:
         return self.phases.verify()[: self.num_rows]
 
+    @property
+    def hidden(self) -> torch.Tensor:
+        return self.phases.hidden[: self.num_rows]
+
     def draft(
         self, sampled: torch.Tensor, accept_lens: torch.Tensor, new_seq_lens: torch.Tensor
     ) -> torch.Tensor:

@@ -33,6 +33,12 @@ class Phases(Protocol):
     What lies between the parts depends on what the batch's requests ask for, and is never captured.
     """
 
+    @property
+    def hidden(self) -> torch.Tensor:
+        """The target's state of each verified row, [batch * (K+1), hidden_size], until the next
+        step begins."""
+        ...
+
     def prepare(self, candidates: torch.Tensor, requests: Requests) -> torch.Tensor:
         """Takes the step's inputs -> positions of the verified rows, int64 [batch * (K+1)], which
         may be read once ``verify`` has returned."""

@@ -105,6 +105,10 @@ class TimedPhases:
         self._mark()
         return logits
 
+    @property
+    def hidden(self) -> Any:
+        return self._phases.hidden
+
     def draft(self, sampled: Any, accept_lens: Any, new_seq_lens: Any) -> Any:
         self._mark()
         next_candidates = self._phases.draft(sampled, accept_lens, new_seq_lens)

@@ -93,7 +93,6 @@ REFUSED = [
     ("--speculative-draft-attention-backend triton", "--speculative-draft-attention-backend"),
     ("--moe-a2a-backend deepep", "--moe-a2a-backend deepep"),
     ("--speculative-draft-window-size 64", "--speculative-draft-window-size"),
-    ("--enable-return-hidden-states", "--enable-return-hidden-states"),
     ("--enable-return-routed-experts", "--enable-return-routed-experts"),
     ("--enable-return-indexer-topk", "--enable-return-indexer-topk"),
     ("--is-embedding", "--is-embedding"),

@@ -196,7 +196,6 @@ def _unsupported_by_step(server_args: Any) -> dict[str, bool]:
     # A turn leaves its last token without keys, and the next one counts on them.
     unserved["--enable-streaming-session"] = bool(server_args.enable_streaming_session)
     # Not carried from a verification to the reply.
-    unserved["--enable-return-hidden-states"] = bool(server_args.enable_return_hidden_states)
     unserved["--enable-return-routed-experts"] = bool(server_args.enable_return_routed_experts)
     unserved["--enable-return-indexer-topk"] = bool(server_args.enable_return_indexer_topk)
     return unserved

@@ -272,6 +272,9 @@ class MTPWorker(EAGLEWorkerV2):
         sampling: BatchSampling,
     ) -> GenerationBatchResult:
         logits_output = LogitsProcessorOutput(next_token_logits=result.logits)
+        if batch.return_hidden_states and phases is not None:
+            # Of each emitted token the row that it was drawn from.
+            logits_output.hidden_states = phases.hidden
         tokens, drawn_from = result.sampled.view(-1), sampling.next_draft_probs
         candidates = self.chains.end(result.candidates) if self.chains else result.candidates
         if batch.return_logprob:

@@ -38,6 +38,10 @@ class LookupPhases:
     def verify(self) -> torch.Tensor:
         return self.phases.verify()
 
+    @property
+    def hidden(self) -> torch.Tensor:
+        return self.phases.hidden
+
     def _num_mtp_drafts(self) -> int:
         """What a lookup stands beside; how soon a chain ends is known once it is drafted."""
         most = self.phases.num_drafts
