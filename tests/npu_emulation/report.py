@@ -18,6 +18,7 @@ class Request:
     input_ids: list[int]
     sampling_params: dict[str, Any]
     bootstrap_room: int | None = None  # where a prefill and a decode server meet for it
+    custom_logit_processor: str | None = None
     attention_group: int = 0  # under data-parallel attention: whose request it is
 
 

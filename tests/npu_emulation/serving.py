@@ -256,6 +256,7 @@ def _tokenized(name: str, request: Request) -> Any:
         top_logprobs_num=0,
         token_ids_logprob=None,
         stream=False,
+        custom_logit_processor=request.custom_logit_processor,
         bootstrap_host=HOST if request.bootstrap_room else None,
         bootstrap_room=request.bootstrap_room,
     )

@@ -98,7 +98,14 @@ REFUSED = [
     ("--is-embedding", "--is-embedding"),
     ("--enable-lora --max-lora-rank 8 --lora-target-modules all", "--enable-lora"),
     ("--lora-paths adapter=./adapter", "--lora-paths"),
-    ("--enable-custom-logit-processor", "--enable-custom-logit-processor"),
+    (
+        "--enable-custom-logit-processor --enable-mixed-chunk",
+        "--enable-custom-logit-processor with --enable-mixed-chunk",
+    ),
+    (
+        "--enable-custom-logit-processor --disaggregation-mode decode",
+        "--enable-custom-logit-processor with --disaggregation-mode",
+    ),
     ("--enable-watermark", "--enable-watermark"),
     ("--grammar-backend outlines", "--grammar-backend outlines"),
     ("--enable-streaming-session", "--enable-streaming-session"),

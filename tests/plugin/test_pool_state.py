@@ -12,6 +12,7 @@ import torch
 from sglang_ascend.plugin.mtp.sampling.lossy_acceptance import RelaxedInThinking
 from sglang_ascend.plugin.requests.penalties import RequestPenalties
 from sglang_ascend.sampling.lossy import Relaxed
+from sglang_ascend.sampling.thinking import OUTSIDE
 
 START, END, OTHER, VOCAB_SIZE = 5, 6, 1, 8
 
@@ -61,13 +62,13 @@ def prompt_of_the_decoding_request(batch: SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(**alone, **lens, sampling_info=info)
 
 
-@pytest.mark.parametrize(("last_token", "inside"), [(START, True), (END, False), (OTHER, False)])
-def test_thinking_follows_the_prompt_and_the_last_token(last_token, inside):
+@pytest.mark.parametrize(("last_token", "length"), [(START, 0), (END, OUTSIDE), (OTHER, OUTSIDE)])
+def test_thinking_follows_the_prompt_and_the_last_token(last_token, length):
     state = RelaxedInThinking(Relaxed(1, 0.1), Tokenizer(), 3, "cpu")
     batch = mixed_chunk(last_token)
     state.prefill(prompt_of_the_decoding_request(batch))
     state.prefill(batch)
-    assert state._sections._inside.tolist() == [inside, False, True]
+    assert state._sections._length.tolist() == [length, OUTSIDE, 0]
 
 
 @pytest.mark.parametrize("last_token", [START, OTHER])

@@ -6,15 +6,8 @@ Oracles are the rules written over Python lists.
 import pytest
 import torch
 
-from sglang_ascend.sampling.lossy import (
-    Relaxed,
-    ThinkingSections,
-    Threshold,
-    emit,
-    parse,
-)
+from sglang_ascend.sampling.lossy import Relaxed, Threshold, emit, parse
 
-START, END = 7, 8
 GENERATOR = torch.Generator().manual_seed(0)
 
 
@@ -81,23 +74,3 @@ def test_what_is_emitted_is_kept_drafts_and_one_draw():
         row[:length] for row, length in zip(tokens.tolist(), accept_lens.tolist(), strict=True)
     ]
     assert emitted == [[1, 11], [1, 2, 3, 13], [10]]
-
-
-def test_thinking_is_between_start_and_end_wherever_a_step_is_cut():
-    tokens = torch.randint(4, 10, (5, 200), generator=GENERATOR).tolist()
-    rows = torch.tensor([3, 0, 4, 1, 2])
-    sections = ThinkingSections(5, START, END, "cpu")
-    heads = [[START, 1], [1, END], [], [START, END, 5], [END, START, 5]]
-    sections.restart(rows, heads)
-    done = [0] * 5
-    while max(done) <= 196:
-        block = torch.tensor([of[at : at + 4] for of, at in zip(tokens, done, strict=True)])
-        along = sections.along(rows, block)
-        for i in range(5):
-            for j in range(4):
-                history = heads[i] + tokens[i][: done[i] + j + 1]
-                marks = [token for token in history if token in (START, END)]
-                assert bool(along[i, j]) == (marks[-1:] == [START])
-        kept = torch.randint(1, 5, (5,), generator=GENERATOR)
-        sections.commit(rows, along, kept)
-        done = [at + k for at, k in zip(done, kept.tolist(), strict=True)]

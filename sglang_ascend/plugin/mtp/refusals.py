@@ -41,6 +41,8 @@ def validate_server_args(server_args: Any, asked: str = NAME) -> None:
     lossy_acceptance.refuse_bad_policy(server_args)
     unsupported = _unsupported_flags(server_args)
     unsupported |= unsupported_with_chains(server_args)
+    if server_args.enable_custom_logit_processor:
+        unsupported |= _unsupported_with_processors(server_args)
     # SGLang has already turned --enable-dp-attention into the size.
     if server_args.attn_dp_size > 1:
         unsupported |= _unsupported_with_dp_attention(server_args)
@@ -103,13 +105,26 @@ def _unsupported_flags(server_args: Any) -> dict[str, bool]:
         ),
         "--is-embedding": bool(server_args.is_embedding),
         "--enable-lora (or --lora-paths)": bool(server_args.enable_lora or server_args.lora_paths),
-        # Not asked about the rows of a verification.
-        "--enable-custom-logit-processor": bool(server_args.enable_custom_logit_processor),
         "--enable-watermark": bool(server_args.enable_watermark),
         # Its grammars go back no token, as they must behind a rejected draft.
         "--grammar-backend outlines": server_args.grammar_backend == "outlines",
         # Its prefill leaves the MTP layer out.
         "--enable-pdmux": bool(server_args.enable_pdmux),
+    }
+
+
+def _unsupported_with_processors(server_args: Any) -> dict[str, bool]:
+    """Where a request's thinking budget would not be kept on every row."""
+    flag = "--enable-custom-logit-processor"
+    others = {
+        "--enable-mixed-chunk": server_args.enable_mixed_chunk,
+        "--disaggregation-mode": server_args.disaggregation_mode != "null",
+    }
+    return {
+        f"{flag} on this device, whose worker asks none about drafts,": (
+            not device_profile().runs_step
+        ),
+        **_named(others, flag, "where rows are decoded without what is counted of them,"),
     }
 
 

@@ -17,6 +17,7 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.mtp.ranks import accepted_of_first_rank, draw_of_first_rank
 from sglang_ascend.plugin.mtp.sampling import rows_of
 from sglang_ascend.plugin.mtp.sampling.lossy_acceptance import RelaxedInThinking
+from sglang_ascend.plugin.mtp.sampling.thinking_budgets import RequestBudgets, asks_budgets
 from sglang_ascend.plugin.requests.draft_heads.lists import RequestLists
 from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties, ending_tokens
 from sglang_ascend.sampling.lossy import Relaxed, Threshold, emit
@@ -31,6 +32,7 @@ class SamplingParts:
 
     sampler: Any  # SGLang's, which plain decode uses
     penalties: RequestPenalties
+    budgets: RequestBudgets
     draft_vocabulary: torch.Tensor | None  # int64, the tokens that a draft can be; None for all
     lists: RequestLists | None  # what drafts can be by request; None: one head, for every request
     draws_drafts: bool  # verification asks what distribution a draft was drawn from
@@ -47,6 +49,8 @@ class SamplingParts:
         """What is counted of each request's reply begins."""
         if asks_penalties(batch):
             self.penalties.prefill(batch)
+        if asks_budgets(batch):
+            self.budgets.prefill(batch)
         if self.relaxed is not None:
             self.relaxed.prefill(batch)
         if self.lists is not None:
@@ -72,6 +76,7 @@ def make_sampling_parts(
     return SamplingParts(
         sampler=runner.sampler,
         penalties=RequestPenalties(num_rows, target_worker.model_config.vocab_size, device),
+        budgets=RequestBudgets(num_rows, device),
         draft_vocabulary=draft_worker.hot_token_id,
         lists=draft_worker.lists,
         draws_drafts=draws_drafts,
@@ -97,8 +102,9 @@ class BatchSampling:
         self.info: SamplingBatchInfo = batch.sampling_info
         self.grammar_barrier = grammar_barrier
         self.draws_drafts = parts.draws_drafts and not self.info.is_all_greedy
-        # As ``asks_penalties``, whose file a step without penalties does not enter.
+        # As ``asks_penalties`` and ``asks_budgets``, whose files other steps do not enter.
         self.is_penalized = self.info.acc_additive_penalties is not None
+        self.has_budgets = self.info.has_custom_logit_processor
         # Of the chain that this step drafts, one [batch, tokens that a draft can be] each.
         self.next_draft_probs: list[torch.Tensor] = []
         self._grammar_tree: GrammarTree | None = None
@@ -136,7 +142,7 @@ class BatchSampling:
             self._grammar_tree = GrammarTree.from_linear_chain(candidates)
 
     def adjust(self, logits: torch.Tensor, candidates: torch.Tensor) -> None:
-        """Penalties, bias and grammar of each request, row by row, in place."""
+        """Penalties, bias, grammar and thinking budget of each request, row by row, in place."""
         if self.is_penalized:
             terms = self.parts.penalties.along_chain(self.batch, candidates)
             terms.apply(self._by_request(logits))
@@ -152,6 +158,8 @@ class BatchSampling:
             )
             if mask is not None:
                 mask.apply(logits)
+        if self.has_budgets:
+            self.parts.budgets.apply(self.batch, self._by_request(logits), candidates)
 
     def draw(self, logits: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Draws every row as the sampler of plain decode does: same filters, same seeds."""
@@ -189,6 +197,8 @@ class BatchSampling:
             sampled, accept_lens = accepted_of_first_rank(sampled, accept_lens)
         if self.is_penalized:
             self.parts.penalties.commit(self.batch, candidates, accept_lens)
+        if self.has_budgets:
+            self.parts.budgets.advance(self.batch.req_pool_indices, candidates, accept_lens)
         if self.parts.lists is not None:
             rows = self.batch.req_pool_indices
             self.parts.lists.advance(rows, candidates, sampled, accept_lens)

@@ -13,6 +13,7 @@ from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.plugin.requests.pool_state import PoolState
 from sglang_ascend.sampling import lossy
+from sglang_ascend.sampling.thinking import OUTSIDE, Delimiters, ThinkingSections
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +50,14 @@ class RelaxedInThinking(PoolState):
 
     def __init__(self, policy: lossy.Relaxed, tokenizer: Any, num_rows: int, device: Any) -> None:
         self.policy = policy
-        start, end = (_token_id(tokenizer, text) for text in (policy.start, policy.end))
-        self._sections = lossy.ThinkingSections(num_rows, start, end, device)
+        self._delimiters = Delimiters(
+            *(_token_id(tokenizer, text) for text in (policy.start, policy.end))
+        )
+        self._sections = ThinkingSections(num_rows, device)
 
     def restart(self, reqs: list[Req], rows: torch.Tensor) -> None:
         known = [[*req.origin_input_ids, *req.output_ids] for req in reqs]
-        self._sections.restart(rows, known)
+        self._sections.restart(rows, [self._delimiters] * len(reqs), known)
 
     def advance(self, rows: torch.Tensor, tokens: torch.Tensor, num_kept: torch.Tensor) -> None:
         self._sections.commit(rows, self._sections.along(rows, tokens), num_kept)
@@ -68,7 +71,7 @@ class RelaxedInThinking(PoolState):
         """
         drafts = candidates[:, 1:]
         along = self._sections.along(rows, candidates)
-        will_do = along[:, :-1] & self.policy.accepts(probs[:, :-1], drafts)
+        will_do = (along[:, :-1] != OUTSIDE) & self.policy.accepts(probs[:, :-1], drafts)
         tokens, accept_lens = lossy.emit(will_do | (drafts == drawn[:, :-1]), drafts, drawn)
         self._sections.commit(rows, along, accept_lens)
         return tokens, accept_lens
