@@ -44,7 +44,9 @@ def check_step(models: ToyModels, phases: Phases | None = None) -> list[int]:
     """Runs one step, checks all that it leaves behind, and commits it; accepted lengths."""
     seq_lens = models.seq_lens
     width = models.num_steps + 1
-    result = run_step(models, phases or models.phases())
+    phases = phases or models.phases()
+    result = run_step(models, phases)
+    hidden = phases.hidden.view(len(models.committed), width)
     decodes = ["decode"] * (models.num_steps - 1)
     assert models.calls == ["target", "publish", "extend", *decodes]
     assert torch.equal(result.new_seq_lens, seq_lens + result.accept_lens)
@@ -66,6 +68,8 @@ def check_step(models: ToyModels, phases: Phases | None = None) -> list[int]:
         assert emitted == truth[len(tokens) + 1 :]
         tokens += truth[len(tokens) : -1]
         states = states_of(tokens)
+        # Of each emitted token the row that it was drawn from.
+        assert hidden[request, :accept_len].tolist() == states[-accept_len:]
         assert int(result.new_seq_lens[request]) == len(tokens)
         drafted = models.chain_after(fold(states[-1], truth[-1]))
         assert result.candidates[request].tolist() == [truth[-1], *drafted]
