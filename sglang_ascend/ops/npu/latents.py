@@ -15,8 +15,8 @@ def untaken_latents(config: Mapping[str, Any]) -> str:
     found = config.get("kv_lora_rank"), config.get("qk_rope_head_dim")
     if found[0] is None or found == DOCUMENTED:
         return ""
-    latent, rotated = found
+    has, takes = ("{} + {}".format(*columns) for columns in (found, DOCUMENTED))
     return (
-        f"the model's latents have {latent} + {rotated} columns, and by their documentation "
-        "torch_npu's operators, which SGLang calls, take 512 + 64"
+        f"the model's latents have {has} columns, and by their documentation "
+        f"torch_npu's operators, which SGLang calls, take {takes}"
     )
