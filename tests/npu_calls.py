@@ -181,10 +181,35 @@ GOOD: dict[str, dict[str, dict[str, Any]]] = {
     "npu_fused_infer_attention_score_v2": fused_attention(
         "actual_seq_qlen", "actual_seq_kvlen", "num_query_heads"
     ),
+    "npu_attention_update": {
+        "": {
+            "lse": [empty(32, dtype=FP32)] * 2,
+            "local_out": [empty(32, 128)] * 2,
+            "update_type": 0,
+        }
+    },
     "npu_rms_norm": {"": {"input": empty(4, 96), "gamma": empty(96)}},
     "npu_add_rms_norm": {"": {"x1": empty(4, 96), "x2": empty(4, 96), "gamma": empty(96)}},
     "npu_rotary_mul": {
         "": {"input": empty(1, 4, 3, 64), "r1": empty(1, 4, 1, 64), "r2": empty(1, 4, 1, 64)}
+    },
+    "npu_mrope": {
+        "one row": {
+            "positions": empty(4, dtype=torch.int64),
+            "query": empty(4, 512),
+            "key": empty(4, 128),
+            "cos_sin_cache": empty(99, 64),
+            "head_size": 64,
+            "mrope_section": [0, 0, 0],
+        },
+        "three rows": {
+            "positions": empty(3, 4, dtype=torch.int64),
+            "query": empty(4, 512),
+            "key": empty(4, 128),
+            "cos_sin_cache": empty(99, 128),
+            "head_size": 128,
+            "mrope_section": [16, 24, 24],
+        },
     },
     "npu_interleave_rope": {
         "": {"x": empty(4, 8, 1, 64), "cos": empty(4, 1, 1, 64), "sin": empty(4, 1, 1, 64)}
@@ -268,6 +293,15 @@ GOOD: dict[str, dict[str, dict[str, Any]]] = {
             "antiquant_scale": empty(64),
         }
     },
+    "npu_transpose_batchmatmul": {
+        "": {
+            "input": empty(4, 8, 512),
+            "weight": empty(8, 512, 128),
+            "perm_x1": [1, 0, 2],
+            "perm_x2": [0, 1, 2],
+            "perm_y": [1, 0, 2],
+        }
+    },
     "npu_grouped_matmul": {
         "": {
             "x": [empty(24, 96)],
@@ -317,6 +351,15 @@ WRONG: dict[str, dict[str, Changes]] = {
     "npu_fused_infer_attention_score_v2": joined(
         attention_changes("actual_seq_kvlen", "num_query_heads"), OF_SECOND
     ),
+    "npu_attention_update": {
+        "": [
+            ("1 to 16 parts", {"lse": [empty(32, dtype=FP32)]}),
+            ("log-sum-exps are", {"lse": [empty(32)] * 2}),
+            ("parts are [rows", {"local_out": [empty(4, 8, 128)] * 2}),
+            ("parts are floats", {"local_out": [empty(32, 128, dtype=INT8)] * 2}),
+            ("8 divides", {"local_out": [empty(32, 1024)] * 2}),
+        ]
+    },
     "npu_rms_norm": {
         "": [
             ("input is a float", {"input": empty(4, 96, dtype=INT8)}),
@@ -337,6 +380,19 @@ WRONG: dict[str, dict[str, Changes]] = {
             ("half or interleave", {"rotary_mode": "neox"}),
             ("even and below 896", {"input": empty(1, 4, 3, 63)}),
         ]
+    },
+    "npu_mrope": {
+        "one row": [
+            ("positions are", {"positions": empty(4, dtype=FP32)}),
+            ("two dimensions", {"query": empty(4, 8, 64)}),
+            ("one dtype", {"cos_sin_cache": empty(99, 64, dtype=FP32)}),
+            ("heads of head_size columns", {"key": empty(4, 100)}),
+            ("32 divides head_size", {"head_size": 16}),
+            ("32 divides the rotated", {"cos_sin_cache": empty(99, 48)}),
+            ("has the rotated columns", {"cos_sin_cache": empty(99, 96)}),
+            ("half or interleave", {"rotary_mode": "neox"}),
+        ],
+        "three rows": [("half the rotated columns", {"mrope_section": [16, 24, 20]})],
     },
     "npu_interleave_rope": {
         "": [
@@ -479,6 +535,21 @@ WRONG: dict[str, dict[str, Changes]] = {
             ("dtype of x", {"antiquant_scale": empty(64, dtype=FP32)}),
             ("shape of the scale", {"antiquant_offset": empty(1)}),
             ("multiple of 32", {"antiquant_group_size": 96}),
+        ]
+    },
+    "npu_transpose_batchmatmul": {
+        "": [
+            ("three dimensions", {"input": empty(8, 512)}),
+            (
+                "operands are floats",
+                {"input": empty(4, 8, 512, dtype=INT8), "weight": empty(8, 512, 128, dtype=INT8)},
+            ),
+            ("operands have one dtype", {"weight": empty(8, 512, 128, dtype=FP32)}),
+            ("only the first operand is permuted", {"perm_y": [0, 1, 2]}),
+            ("[batch, k, n]", {"weight": empty(8, 256, 128)}),
+            ("below 65536", {"weight": empty(8, 512, 65536)}),
+            ("k is at most", {"input": empty(4, 128, 512), "weight": empty(128, 512, 128)}),
+            ("no bias", {"bias": empty(128)}),
         ]
     },
     "npu_grouped_matmul": {

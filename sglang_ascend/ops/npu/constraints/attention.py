@@ -7,13 +7,21 @@ from types import SimpleNamespace
 
 import torch
 
-from sglang_ascend.ops.npu.constraint import FLOATS, Constraints, Rule, contiguous
+from sglang_ascend.ops.npu.constraint import (
+    FLOATS,
+    FLOATS_AND_FP32,
+    Constraints,
+    Rule,
+    contiguous,
+    rule,
+)
 from sglang_ascend.ops.npu.constraints.attention_call import FusedAttention, Row
 from sglang_ascend.ops.npu.constraints.attention_sizes import SIZES
 
 # The mask of sparse modes 2, 3 and 4 has one size, whatever the lengths.
 COMPRESSED_MASK = (2048, 2048)
 POWERS_TO_128 = (1, 2, 4, 8, 16, 32, 64, 128)
+ATTENTION_UPDATE = "aclnnAttentionUpdate, CANN documentation"
 
 ROWS: tuple[Row, ...] = (
     (
@@ -193,4 +201,29 @@ def _rules(version: int, view: Callable[[SimpleNamespace], FusedAttention]) -> t
 CONSTRAINTS = (
     Constraints("npu_fused_infer_attention_score", _rules(0, FusedAttention.of_first)),
     Constraints("npu_fused_infer_attention_score_v2", _rules(1, FusedAttention.of_second)),
+    Constraints(
+        "npu_attention_update",
+        (
+            rule(0, ATTENTION_UPDATE, "there are 1 to 16 parts")(
+                lambda c: 1 <= len(c.lse) == len(c.local_out) <= 16
+            ),
+            rule(2755, "数据类型支持 FLOAT，格式", "log-sum-exps are float32, one a row and head")(
+                lambda c: all(lse.dim() == 1 and lse.dtype == torch.float32 for lse in c.lse)
+            ),
+            rule(2756, "(batch * seqLen * headNum, head_dim)", "parts are [rows * heads, columns]")(
+                lambda c: all(
+                    part.dim() == 2 and part.shape[:1] == lse.shape
+                    for part, lse in zip(c.local_out, c.lse, strict=True)
+                )
+            ),
+            rule(2756, "数据类型支持 FLOAT，FLOAT16，BFLOAT16", "parts are floats")(
+                lambda c: all(part.dtype in FLOATS_AND_FP32 for part in c.local_out)
+            ),
+            rule(0, ATTENTION_UPDATE, "8 divides a head's columns, at most 512")(
+                lambda c: all(
+                    8 <= part.shape[1] <= 512 and part.shape[1] % 8 == 0 for part in c.local_out
+                )
+            ),
+        ),
+    ),
 )

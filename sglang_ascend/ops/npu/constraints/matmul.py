@@ -8,6 +8,9 @@ import torch
 
 from sglang_ascend.ops.npu.constraint import FLOATS, FLOATS_AND_FP32, Constraints, rule
 
+TRANSPOSED_PRODUCT = "aclnnTransposeBatchMatMul, CANN 9.0 documentation"
+AS_THEY_ARE, EXCHANGED = (0, 1, 2), (1, 0, 2)
+
 
 def _columns(call: SimpleNamespace) -> int:
     """Of x2 as numbers: an int32 holds 8 int4."""
@@ -26,6 +29,15 @@ def _rows_match(call: SimpleNamespace) -> bool:
     """Each weight is [k, n], or [groups, k, n] for a single one."""
     pairs = zip(call.x, call.weight, strict=False)
     return all(x.shape[-1] == weight.shape[-2] for x, weight in pairs)
+
+
+def _is_exchanged(call: SimpleNamespace) -> bool:
+    """Whether the first operand lies as [m, batch, k], not as [batch, m, k]."""
+    return tuple(call.perm_x1 or AS_THEY_ARE) == EXCHANGED
+
+
+def _batch(call: SimpleNamespace) -> int:
+    return call.input.shape[1 if _is_exchanged(call) else 0]
 
 
 CONSTRAINTS = (
@@ -86,6 +98,37 @@ CONSTRAINTS = (
                     )
                 )
             ),
+        ),
+    ),
+    Constraints(
+        "npu_transpose_batchmatmul",
+        (
+            rule(
+                5622, "必选参数, 一个3D的Device侧Tensor输入", "both operands have three dimensions"
+            )(lambda c: c.input.dim() == c.weight.dim() == 3),
+            rule(5622, "数据类型支持float32、float16、bfloat16", "the operands are floats")(
+                lambda c: {c.input.dtype, c.weight.dtype} <= set(FLOATS_AND_FP32)
+            ),
+            rule(0, TRANSPOSED_PRODUCT, "the operands have one dtype")(
+                lambda c: c.input.dtype == c.weight.dtype
+            ),
+            rule(0, TRANSPOSED_PRODUCT, "only the first operand is permuted, and the result")(
+                lambda c: (
+                    tuple(c.perm_x1 or AS_THEY_ARE) in (AS_THEY_ARE, EXCHANGED)
+                    and tuple(c.perm_x2 or AS_THEY_ARE) == AS_THEY_ARE
+                    and tuple(c.perm_y or EXCHANGED) == EXCHANGED
+                )
+            ),
+            rule(0, TRANSPOSED_PRODUCT, "the operands are [batch, m, k] and [batch, k, n]")(
+                lambda c: c.weight.shape[:2] == (_batch(c), c.input.shape[2])
+            ),
+            rule(0, TRANSPOSED_PRODUCT, "batch and n are below 65536")(
+                lambda c: max(c.weight.shape[::2]) < 65536
+            ),
+            rule(0, TRANSPOSED_PRODUCT, "k is at most 65535, and batch * k of [m, batch, k]")(
+                lambda c: c.input.shape[2] * (_batch(c) if _is_exchanged(c) else 1) <= 65535
+            ),
+            rule(0, TRANSPOSED_PRODUCT, "there is no bias")(lambda c: c.bias is None),
         ),
     ),
     Constraints(

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import torch
+
 from sglang_ascend.ops.npu.constraint import FLOATS_AND_FP32, Constraints, rule
 
 ADD_RMS_NORM = "aclnnAddRmsNorm, CANN documentation"
 INTERLEAVE_ROPE = "aclnnInterleaveRope, CANN documentation"
+ROPE_BY_CACHE = "aclnnRopeWithSinCosCache, CANN documentation"
+
+
+def _alignment(rows: torch.Tensor) -> int:
+    """What a rotation asks of widths, which are 64 bytes."""
+    return 16 if rows.dtype == torch.float32 else 32
+
 
 CONSTRAINTS = (
     Constraints(
@@ -45,6 +54,44 @@ CONSTRAINTS = (
             ),
             rule(3550, "D < 896，且为2的倍数", "the last dimension is even and below 896")(
                 lambda c: c.input.shape[-1] < 896 and c.input.shape[-1] % 2 == 0
+            ),
+        ),
+    ),
+    Constraints(
+        "npu_mrope",
+        (
+            rule(3616, "1D或2D", "positions are [tokens] or [3, tokens], int32 or int64")(
+                lambda c: (
+                    (c.positions.dim() == 1 or c.positions.shape[:-1] == (3,))
+                    and c.positions.dtype in (torch.int32, torch.int64)
+                )
+            ),
+            rule(3626, "只支持2维shape输入", "queries, keys and the cache have two dimensions")(
+                lambda c: c.query.dim() == c.key.dim() == c.cos_sin_cache.dim() == 2
+            ),
+            rule(0, ROPE_BY_CACHE, "queries, keys and the cache have one dtype")(
+                lambda c: c.query.dtype == c.key.dtype == c.cos_sin_cache.dtype
+            ),
+            rule(3617, "numQHeads*headSize", "queries and keys are heads of head_size columns")(
+                lambda c: c.query.shape[1] % c.head_size == c.key.shape[1] % c.head_size == 0
+            ),
+            rule(0, ROPE_BY_CACHE, "32 divides head_size, 16 in float32")(
+                lambda c: c.head_size % _alignment(c.query) == 0
+            ),
+            rule(3627, "rotary_dim要求是32的倍数", "32 divides the rotated columns, 16 in float32")(
+                lambda c: c.cos_sin_cache.shape[1] % _alignment(c.query) == 0
+            ),
+            rule(0, ROPE_BY_CACHE, "a head has the rotated columns, and may have more")(
+                lambda c: c.cos_sin_cache.shape[1] <= c.head_size
+            ),
+            rule(3622, "'half'表示", "rotary_mode is half or interleave")(
+                lambda c: c.rotary_mode in ("half", "interleave")
+            ),
+            rule(3629, "==rotary_dim/2", "the sections of three rows are half the rotated columns")(
+                lambda c: (
+                    c.positions.dim() == 1
+                    or 2 * sum(c.mrope_section or ()) == c.cos_sin_cache.shape[1]
+                )
             ),
         ),
     ),
