@@ -9,4 +9,6 @@ for script in "$ascend/ascend-toolkit/set_env.sh" "$ascend"/cann-*/share/info/as
     # shellcheck disable=SC1090  # it stands in the base image
     if [ -f "$script" ]; then . "$script"; fi
 done
+# Where compose.yaml mounts the folders of this machine that may have npu-smi.
+export PATH="$PATH:/host/bin:/host/sbin"
 exec "$@"

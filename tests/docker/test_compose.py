@@ -5,6 +5,7 @@ The schema is the specification's own, from the package check-jsonschema; no eng
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,20 @@ def test_an_npu_comes_with_its_devices_and_the_hosts_driver(name, chip, dies):
 
 def test_a_cpu_needs_no_device():
     assert not {"devices", "group_add"} & SERVICES["cpu"].keys()
+
+
+@pytest.mark.parametrize("name", ["a2", "a3"])
+def test_npu_smi_is_found_in_either_folder_that_drivers_have_it_in(name, tmp_path):
+    """A file that is not there would be made, as a folder, on the machine."""
+    mounted = dict(volume.split(":")[:2] for volume in SERVICES[name]["volumes"][1:])
+    assert not [source for source in mounted if source.endswith("npu-smi")]
+    printed = subprocess.run(
+        [FOLDER / "with-cann.sh", "printenv", "PATH"],
+        env={"PATH": os.environ["PATH"], "ASCEND_ROOT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    searched = printed.strip().split(":")
+    for folder in ("/usr/local/bin", "/usr/local/sbin"):
+        assert mounted[folder] in searched
