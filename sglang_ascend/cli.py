@@ -130,10 +130,10 @@ def verify_npu(
 ) -> None:
     """Check an NPU: operators, waits for the device, speed, and tokens of servers with MTP.
 
-    Serves both models of this package unless --model names others, on 127.0.0.1 only, and sends
-    nothing anywhere; on an NPU not nano-deepseek, whose sizes its operators do not take. Writes
-    report.json and report.md into the folder: send both back, and the servers' logs where something
-    failed. Finished parts are kept there: the same command resumes.
+    Serves the models of this package unless --model names others, on 127.0.0.1 only, and sends
+    nothing anywhere; on an NPU not nano-deepseek, whose sizes its operators do not take, but
+    random-deepseek. Writes report.json and report.md into the folder: send both back, and the
+    servers' logs where something failed. Finished parts are kept there: the same command resumes.
 
     The exit code is 0 when every check passed, 1 when one failed, 2 when there is nothing to verify
     here, such as a machine without an NPU.

@@ -21,7 +21,7 @@ class Model:
     """A buildable model: the module whose `build(folder)` writes it, and what it is built from."""
 
     module: str
-    artifact: str  # folder under models/artifacts
+    artifact: str  # folder under models/artifacts, from which it takes files
 
     @property
     def sources(self) -> list[Path]:
@@ -35,6 +35,7 @@ class Model:
 MODELS = {
     "smollm2-mtp": Model("sglang_ascend.models.smollm2", "smollm2-mtp"),
     "nano-deepseek": Model("sglang_ascend.models.nano_deepseek", "nano-deepseek"),
+    "random-deepseek": Model("sglang_ascend.models.random_deepseek", "nano-deepseek"),
 }
 
 

@@ -50,10 +50,10 @@ def soc(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(scope="session")
 def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of random weights, in dimensions that SGLang's NPU path takes."""
-    from npu_emulation import random_deepseek  # loads transformers
+    from sglang_ascend.models import random_deepseek  # loads transformers
 
     folder = tmp_path_factory.mktemp("deepseek")
-    random_deepseek.build(folder)
+    random_deepseek.build(folder, token_weight=1.0, yarn=None)
     return folder
 
 
@@ -67,10 +67,10 @@ def oracle(deepseek: Path) -> Oracle:
 @pytest.fixture(scope="session")
 def guessable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """As `deepseek`, and some of its MTP layer's drafts are right."""
-    from npu_emulation import random_deepseek
+    from sglang_ascend.models import random_deepseek
 
     folder = tmp_path_factory.mktemp("guessable")
-    random_deepseek.build(folder, token_weight=200.0)
+    random_deepseek.build(folder, yarn=None)
     return folder
 
 

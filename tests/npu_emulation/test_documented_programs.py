@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -34,9 +33,3 @@ def test_the_short_run_of_bench_npu_step_counts_the_steps_of_three_servers():
     assert report["machine"].startswith("emulated NPU on ")
     launches = {name: report[name]["launches"] for name in ("plain", "eagle", "mtp")}
     assert 0 < launches["mtp"] < launches["plain"] < launches["eagle"]
-
-
-def test_random_deepseek_writes_a_checkpoint(tmp_path: Path):
-    run("npu_emulation.random_deepseek", str(tmp_path / "model"))
-    assert (tmp_path / "model" / "config.json").is_file()
-    assert list((tmp_path / "model").glob("*.safetensors"))

@@ -103,10 +103,10 @@ def test_keys_of_sglang_s_prefill_and_of_the_prolog_lie_in_one_cache(scaled):
 
 @pytest.fixture(scope="module")
 def scaled(tmp_path_factory) -> Path:
-    from npu_emulation import random_deepseek
+    from sglang_ascend.models import random_deepseek
 
     folder = tmp_path_factory.mktemp("scaled")
-    random_deepseek.build(folder, yarn=random_deepseek.YARN)
+    random_deepseek.build(folder, token_weight=1.0)
     return folder
 
 

@@ -13,9 +13,9 @@ import torch
 from greedy_oracle import Oracle, below_largest
 
 from npu_emulation.mtp_runs import served_by_mtp, tokens_per_step
-from npu_emulation.random_deepseek import VOCABULARY
 from npu_emulation.sglang_runs import prompt, requests
 from sglang_ascend.env import LOSSY_ACCEPTANCE
+from sglang_ascend.models.random_deepseek import VOCABULARY
 
 GRAPH_OF_4 = ("--cuda-graph-bs-decode", "4")
 PROMPTS = [prompt(length, seed) for seed, length in enumerate((9, 14))]

@@ -7,12 +7,9 @@ that is not transformers' is right. Label of all this: "host path on emulated NP
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from greedy_oracle import Oracle
 
-from npu_emulation import random_deepseek
 from npu_emulation.report import Report
 from npu_emulation.sglang_runs import EAGER, FUSED_ATTENTION, NEXTN, prompt, requests, served
 
@@ -45,14 +42,6 @@ def plain(deepseek) -> Report:
 @pytest.fixture(scope="session")
 def eager(deepseek) -> Report:
     return served(deepseek, GREEDY_WAVES, EAGER)
-
-
-@pytest.fixture(scope="session")
-def guessable(tmp_path_factory) -> Path:
-    """Its MTP layer drafts some tokens right: of 2 it keeps 0, 1 or 2."""
-    folder = tmp_path_factory.mktemp("guessable")
-    random_deepseek.build(folder, token_weight=200.0)
-    return folder
 
 
 @pytest.fixture(scope="session")

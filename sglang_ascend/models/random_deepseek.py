@@ -1,19 +1,22 @@
-"""python -m npu_emulation.random_deepseek FOLDER: a small DeepSeek-V3 of random weights.
+"""random-deepseek: a DeepSeek-V3 of random weights and three layers, for devices to be tried with.
 
-It has an MTP layer and the dimensions that SGLang's NPU path takes: a latent of 512 + 64, and
-values as wide as the part of the keys that is not rotated.
+An NPU's operators take its sizes, as they take those of published DeepSeeks: a latent of 512 + 64,
+values as wide as the part of the keys that is not rotated, groups of four experts. It says nothing
+of use. Owns its weights; the tokenizer is nano-deepseek's.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from sglang_ascend.models.nano_deepseek import ARTIFACT
 
 LAYERS, HIDDEN, VOCABULARY = 3, 256, 4096
 CONFIG = {
@@ -32,8 +35,8 @@ CONFIG = {
     "n_routed_experts": 8,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
-    "n_group": 4,
-    "topk_group": 2,
+    "n_group": 2,
+    "topk_group": 1,
     "routed_scaling_factor": 1.5,
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 4096,
@@ -50,7 +53,7 @@ FOR_SGLANG = {
     "moe_layer_freq": 1,
     "num_nextn_predict_layers": 1,
 }
-# As published DeepSeeks turn positions; without it they are turned as they are.
+# As published DeepSeeks scale positions.
 YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -60,18 +63,22 @@ YARN = {
     "mscale": 1.0,
     "mscale_all_dim": 0.8,
 }
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 # Wide enough that greedy tokens differ from place to place, and are rarely a tie in bfloat16.
 SPREAD = 0.08
+# How much a token's embedding weighs beside what the layers add: the next token often follows from
+# the last one, which the MTP layer then drafts.
+TOKEN_WEIGHT = 200.0
 
 
 def build(
-    folder: Path, seed: int = 0, token_weight: float = 1.0, yarn: dict[str, Any] | None = None
+    folder: Path, token_weight: float = TOKEN_WEIGHT, yarn: dict[str, Any] | None = YARN
 ) -> None:
-    """`token_weight` is how much a token's embedding weighs beside what the layers add: with a
-    large one the next token often follows from the last one, which the MTP layer then drafts."""
-    torch.manual_seed(seed)
-    config = DeepseekV3Config(**CONFIG, rope_scaling=yarn)
-    model = DeepseekV3ForCausalLM(config).to(torch.bfloat16).eval()
+    """Writes the servable checkpoint to `folder`; without `yarn` positions are not scaled."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {**CONFIG, "rope_scaling": yarn and dict(yarn)}
+    config = DeepseekV3Config(**sizes)
+    model = DeepseekV3ForCausalLM(config).bfloat16().eval()
     for name, weight in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(weight, 0.0, SPREAD)
@@ -84,6 +91,8 @@ def build(
     )
     written = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(written | FOR_SGLANG, indent=2))
+    for name in TOKENIZER:
+        copyfile(ARTIFACT / name, folder / name)
 
 
 def mtp_layer(weights: dict[str, torch.Tensor], spread: float) -> dict[str, torch.Tensor]:
@@ -104,13 +113,3 @@ def mtp_layer(weights: dict[str, torch.Tensor], spread: float) -> dict[str, torc
         f"{new}shared_head.head.weight": weights["lm_head.weight"].clone(),
         f"{new}embed_tokens.weight": weights["model.embed_tokens.weight"].clone(),
     }
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m npu_emulation.random_deepseek")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--token-weight", type=float, default=1.0, help="200: drafts are often right"
-    )
-    options = parser.parse_args()
-    build(options.folder, token_weight=options.token_weight)
