@@ -1,4 +1,4 @@
-"""Forwards of SGLang's models that an NPU cannot capture as they are."""
+"""Of SGLang's models on an NPU: forwards that it cannot capture as they are, and experts' gates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from types import MethodType
 from typing import Any
 
 import torch
+from sglang.srt.layers.moe.topk import TopK
 from sglang.srt.models.ernie4_eagle import Ernie4ModelMTP
 from sglang.srt.models.mimo_mtp import MiMoMultiTokenPredictorLayer
 
@@ -67,3 +68,15 @@ def ernie_mtp_forward(
         residual=None,
     )
     return residual + hidden_states
+
+
+def leave_norm_to_the_gate(model: torch.nn.Module) -> None:
+    """CANN's gate divides sigmoid's weights by their sum, whatever its ``renorm`` says. With that
+    argument, which SGLang gives, CANN 8.5 refuses the call, and later ones leave the kernel that
+    they have for DeepSeek-V3's gate."""
+    for layer in model.modules():
+        if isinstance(layer, TopK):
+            gate = layer.topk_config
+            is_biased = gate.use_grouped_topk or gate.correction_bias is not None
+            if gate.scoring_func == "sigmoid" and is_biased:
+                gate.renormalize = False
