@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,3 +59,24 @@ def alone_in(folder: Path, name: str = "lock", option: str = "--out") -> Iterato
                 f"another command is at work in {folder}: wait for it, or name another {option}."
             ) from None
         yield
+
+
+@contextmanager
+def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
+    """The empty folder that the block fills; behind the block it is `out`, which is not there yet.
+
+    What a killed process left of it is deleted by the next. `option` is as in `alone_in`.
+
+    Raises:
+        ValueError: another process is making it.
+    """
+    work = out.with_name(f".{out.name}.unfinished")
+    with alone_in(work, option=option):
+        made = work / out.name
+        try:
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
+            yield made
+            made.rename(out)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_ascend.files import alone_in, replaced, write_json
+from sglang_ascend.files import alone_in, new_folder, replaced, write_json
 
 KILLED = """
 import os, signal, sys
@@ -69,3 +69,34 @@ def test_one_command_is_at_work_in_a_folder_and_another_by_another_name(tmp_path
             sentence = f"at work in {folder}: wait for it, or name another --seed"
             with pytest.raises(ValueError, match=sentence):
                 second.__enter__()
+
+
+FOLDER_KILLED = """
+import os, signal, sys
+from pathlib import Path
+from sglang_ascend.files import new_folder
+with new_folder(Path(sys.argv[1])) as folder:
+    (folder / "half").write_text("of what is new")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_new_folder_is_whole_and_a_killed_one_leaves_nothing_once_it_is_made(tmp_path):
+    out = tmp_path / "parent" / "out"
+    killed = subprocess.run([sys.executable, "-c", FOLDER_KILLED, str(out)])
+    assert killed.returncode == -signal.SIGKILL
+    assert [path.name for path in out.parent.iterdir()] == [".out.unfinished"]
+    with new_folder(out) as folder:
+        assert not any(folder.iterdir()) and not out.exists()
+        (folder / "file").write_text("new")
+        with pytest.raises(ValueError, match="at work in .*: wait for it, or name another OUT"):
+            new_folder(out, "OUT").__enter__()
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    assert [path.name for path in out.iterdir()] == ["file"]
+
+
+def test_a_new_folder_that_failed_leaves_nothing(tmp_path):
+    with pytest.raises(OSError, match="No space"), new_folder(tmp_path / "out") as folder:
+        (folder / "half").write_text("of what is new")
+        raise OSError(28, "No space left on device")
+    assert not any(tmp_path.iterdir())

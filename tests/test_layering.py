@@ -35,7 +35,7 @@ TABLE: dict[str, set[str]] = {
     "attention": {"ops"},
     "speculative": {"ops", "attention", "refusals", "sampling", "svg"},
     "checkpoint": set(),
-    "quantization": {"ops", "checkpoint", "refusals"},
+    "quantization": {"ops", "checkpoint", "files", "refusals"},
     "memory": {"checkpoint", "quantization", "refusals", "speculative"},
     "models": {"env", "files"},
     "training": {

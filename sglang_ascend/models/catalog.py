@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import shutil
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
 from sglang_ascend.env import CACHE
+from sglang_ascend.files import new_folder
 
 _KEY_FILE = "content-key.txt"
 
@@ -65,20 +65,14 @@ def model_path(name: str, cache_dir: Path | None = None) -> Path:
 
 
 def _build(model: Model, name: str, folder: Path, key: str) -> None:
-    """Builds beside `folder` and renames, so that a killed build leaves nothing half made."""
+    """Builds beside `folder` and renames: no reader finds half a model."""
     from rich.console import Console
 
-    temporary = Path(tempfile.mkdtemp(prefix=f"{name}.", dir=folder.parent))
-    try:
+    with new_folder(folder) as made:
         Console(stderr=True).print(f"building {name} in {folder}, once", soft_wrap=True)
-        importlib.import_module(model.module).build(temporary)
-        (temporary / _KEY_FILE).write_text(key)
-        temporary.chmod(0o755)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        importlib.import_module(model.module).build(made)
+        (made / _KEY_FILE).write_text(key)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _content_key(model: Model) -> str:

@@ -288,8 +288,7 @@ class Quantization:
     def _write(self, partial: Partial) -> None:
         """All layers as one checkpoint, complete before it gets its name."""
         whole = partial.folder / "whole"
-        for left in (whole, *partial.folder.glob(f".{whole.name}.*")):  # of runs killed in here
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(whole, ignore_errors=True)  # of a run killed in here
         source = quantized_view(self.layers.weights.checkpoint, partial.modules())
         convert(source, whole, make_writer(self.layout, source.layout))
         if self.recipe.smoothing is not None:

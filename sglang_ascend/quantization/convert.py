@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import Tensor
 from sglang_ascend.checkpoint.config import QUANTIZATION_FIELDS, QUANTIZATION_FILES
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.folder import let_others_read
+from sglang_ascend.files import new_folder
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE
 from sglang_ascend.quantization.writers import Writer
@@ -37,19 +37,13 @@ def convert(
 
     Raises:
         CheckpointError: `out` exists, the source is refused, or the layout cannot hold a weight.
+        ValueError: another process is making `out`.
     """
     if out.exists() or out.is_symlink():
         raise CheckpointError(f"{shown(out)} exists; name a new folder or move it away")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    try:
-        _write(source, unfinished, writer, progress)
-        unfinished.chmod(0o755)  # mkdtemp's is 0o700
-        let_others_read(unfinished)
-        unfinished.rename(out)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+    with new_folder(out, "OUT") as folder:
+        _write(source, folder, writer, progress)
+        let_others_read(folder)
 
 
 def _write(

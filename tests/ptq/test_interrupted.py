@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.cli import app
 from sglang_ascend.ptq.quantize import Quantization
+from sglang_ascend.quantization import convert as conversion
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE, sha256
 from sglang_ascend.quantization.recipe import parse_recipe, read_recipe
 
@@ -123,11 +125,46 @@ def test_a_damaged_file_of_an_unfinished_run_is_named_and_can_be_deleted(tiny, t
 
 def test_what_a_run_killed_amid_writing_left_is_deleted_by_the_next(tiny, tmp_path):
     partial = stopped(tiny, tmp_path / "out")
-    (partial / ".whole.abc").mkdir()
-    (partial / ".whole.abc" / "model.safetensors").write_text("half")
+    (partial / ".whole.unfinished").mkdir()
+    (partial / ".whole.unfinished" / "model.safetensors").write_text("half")
     seen = []
-    task(tiny, tmp_path / "out").run(lambda name: seen.append((partial / ".whole.abc").exists()))
+    task(tiny, tmp_path / "out").run(lambda name: seen.append((partial / ".whole.unfinished").exists()))
     assert seen[0] and not seen[-1]
+
+
+CONVERT_KILLED = """
+import os, signal, sys
+from sglang_ascend.cli import app
+from sglang_ascend.quantization import convert
+convert._copy_companions = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+app(sys.argv[1:])
+"""
+
+
+def test_what_a_killed_conversion_left_is_deleted_by_the_next(tiny, tmp_path):
+    """All of its weights, in a folder that no listing shows."""
+    words = ["convert", str(tiny), str(tmp_path / "out"), "--to", "float32"]
+    killed = subprocess.run([sys.executable, "-c", CONVERT_KILLED, *words], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_second_conversion_to_one_folder_is_refused_at_once(tiny, tmp_path, monkeypatch):
+    """It would write everything, and then find the name taken."""
+    words, seen = ["convert", str(tiny), str(tmp_path / "out"), "--to", "float32"], []
+    copied = conversion._copy_companions
+
+    def second(*given):
+        seen.append(CliRunner().invoke(app, words))
+        copied(*given)
+
+    monkeypatch.setattr(conversion, "_copy_companions", second)
+    assert CliRunner().invoke(app, words).exit_code == 0
+    (refused,) = seen
+    assert refused.exit_code == 2 and "another command is at work in" in refused.stderr
+    assert refused.stderr.endswith("wait for it, or name another OUT.\n")
 
 
 def test_a_recipe_by_another_path_is_the_same_recipe_and_what_differs_is_said(tiny, tmp_path):
