@@ -15,7 +15,7 @@ from sglang_ascend.cli import app
 from sglang_ascend.files import alone_in
 from sglang_ascend.models.nano_deepseek import ARTIFACT
 from sglang_ascend.training.generation.conversation import FORCED, REPLY, USER
-from sglang_ascend.training.generation.shards import read_prompt_list, read_shard
+from sglang_ascend.training.generation.shards import read_metadata, read_prompt_list, read_shard
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import new_layer, own_layer, trained_layer
@@ -207,6 +207,9 @@ def test_what_another_target_wrote_is_named(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "MiMoForCausalLM")
     wide = write_target(tmp_path / "wide", "MiMoForCausalLM", hidden_size=48)
     run_recipe(target, tmp_path, 100, 4)
+    for path in (tmp_path / "data").glob("*.safetensors"):  # as those that name no target
+        metadata = read_metadata(path)
+        save_file(load_file(path), path, {n: v for n, v in metadata.items() if n != "target"})
     for run, sentence in (
         ("new", "holds hidden states of 24 values and not of 48: another target wrote it"),
         ("run", "is of a layer of another model: name another --out"),
@@ -215,6 +218,23 @@ def test_what_another_target_wrote_is_named(tmp_path: Path) -> None:
         result = CliRunner().invoke(app, ["train", "train", *map(str, words)])
         assert result.exit_code == 2, result.exception
         assert sentence in result.stderr
+
+
+def test_shards_of_another_target_of_the_same_sizes_are_refused(tmp_path: Path) -> None:
+    """A layer would learn to draft for that one, and nothing would say so."""
+    target = write_target(tmp_path / "target", "LlamaForCausalLM")
+    other = write_target(tmp_path / "other", "LlamaForCausalLM", initializer_range=0.4)
+    out = run_recipe(target, tmp_path, 100, 4)
+    for name, words in (
+        ("generate", ("--exclude", tmp_path / "held_out.json", "--tokens", 200)),
+        ("text", ("--text", tmp_path / "text.txt", "--tokens", 9_999)),
+        ("train", ("--out", tmp_path / "again", "--max-steps", 1)),
+    ):
+        words = (name, "--data", tmp_path / "data", *words)
+        result = CliRunner().invoke(app, ["train", *map(str, words), "--target", str(other)])
+        assert result.exit_code == 2, result.output
+        assert f"was written by another target than {other}: name that one as" in result.stderr
+        train(*words, "--target", out)  # the control: the same weights, and an MTP layer
 
 
 def test_two_runs_become_the_mean_of_their_weights(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from sglang_ascend.training.generation.conversation import FORCED
 from sglang_ascend.training.generation.generator import MAX_DROPPED, GenerateConfig, Generator
+from sglang_ascend.training.generation.origin import checked_fingerprint
 from sglang_ascend.training.generation.prompts import prompt_key
 from sglang_ascend.training.generation.shards import read_prompt_list, read_shard, write_shard
 from sglang_ascend.training.targets.families import Target
@@ -36,13 +37,17 @@ def generate_shards(
 
     After a kill the same call goes on behind the last whole shard, with a fresh random state. What
     shards of any seed have answered is not asked again.
+
+    Raises:
+        ValueError: another target wrote shards of `out`.
     """
     out.mkdir(parents=True, exist_ok=True)
+    every = sorted(out.glob("shard-*.safetensors"))
+    own = checked_fingerprint(target, every)
     done = sorted(out.glob(f"shard-{config.seed:03d}-*.safetensors"))
     counted = sum(int((read_shard(path)["roles"] != FORCED).sum()) for path in done)
     if counted >= num_tokens:
         return Shortfall()
-    every = sorted(out.glob("shard-*.safetensors"))
     answered = {prompt for path in every for prompt in read_prompt_list(path)}
     if prompts is not None:  # 2 + 1 is not 2 - 1, which have one key
         left = (prompt for prompt in prompts if prompt not in answered)
@@ -54,7 +59,7 @@ def generate_shards(
         conversations = generator.run()
         while finished := list(islice(conversations, config.sequences_per_shard)):
             path = out / f"shard-{config.seed:03d}-{number:05d}.safetensors"
-            written = write_shard(path, finished)
+            written = write_shard(path, finished, own)
             number, counted = number + 1, counted + written
             bar.set_postfix(kept=generator.num_kept, dropped=generator.num_dropped)
             bar.update(written)

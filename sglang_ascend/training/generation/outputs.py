@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
-from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -16,6 +15,7 @@ from tqdm import trange
 from sglang_ascend.files import replaced
 from sglang_ascend.training.acceptance import Output
 from sglang_ascend.training.generation.conversation import reply_ends
+from sglang_ascend.training.generation.origin import fingerprint
 from sglang_ascend.training.generation.shards import with_last_hidden
 from sglang_ascend.training.provenance import digest
 from sglang_ascend.training.targets.decoder import Decoder
@@ -160,7 +160,7 @@ def kept_outputs(
             or cannot be written.
     """
     asked = {
-        "--target": _fingerprint(target),
+        "--target": fingerprint(target),
         "--prompts": digest(prompts),
         "--max-new-tokens": max_new_tokens,
     }
@@ -178,22 +178,6 @@ def kept_outputs(
             "--outputs for these, or delete it."
         )
     return outputs
-
-
-def _fingerprint(target: Target) -> str:
-    """Of a few bytes amid every tensor but the MTP layer's: other weights differ there.
-
-    What is zero there counts nothing, as the biases that a Llama gets with its layer.
-    """
-    own = [e for name, e in target.tensors.items() if not name.startswith(target.mtp_prefix)]
-    found = {}
-    for file, entries in groupby(sorted(own, key=lambda e: e.file), key=lambda e: e.file):
-        with file.open("rb") as shard:
-            for entry in entries:
-                middle = entry.num_bytes // 2
-                shard.seek(entry.offset + middle)
-                found[entry.name] = shard.read(min(64, entry.num_bytes - middle))
-    return digest([[name, part.hex()] for name, part in sorted(found.items()) if any(part)])
 
 
 def save_outputs(

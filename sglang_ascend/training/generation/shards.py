@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from sglang_ascend.files import replaced
 from sglang_ascend.training.generation.conversation import FORCED, TEXT, Conversation
 
+TARGET = "target"  # metadata: the fingerprint of the target that wrote a shard
+
 
 class ShardError(ValueError):
     """A shard cannot be read; the message is one sentence that names it and the remedy."""
@@ -24,8 +26,12 @@ class ShardError(ValueError):
         )
 
 
-def write_shard(path: Path, conversations: Sequence[Conversation]) -> int:
+def write_shard(
+    path: Path, conversations: Sequence[Conversation], target: str | None = None
+) -> int:
     """Writes conversations as one safetensors shard; returns its number of sampled tokens.
+
+    `target` is the fingerprint of what wrote them, where it is known.
 
     tokens int32 [n], roles uint8 [n], hidden bf16 [n, hidden_size] (target's hidden after its
     final norm; a finished conversation's last token was never fed: its row is zero), lengths
@@ -34,6 +40,8 @@ def write_shard(path: Path, conversations: Sequence[Conversation]) -> int:
     prompts = [row.prompt for row in conversations]
     temperatures = [row.temperature for row in conversations]
     metadata = {"prompts": json.dumps(prompts), "temperatures": json.dumps(temperatures)}
+    if target is not None:
+        metadata[TARGET] = target
     rows = [
         (row.tokens, row.roles, with_last_hidden(row.hidden, len(row.tokens)))
         for row in conversations

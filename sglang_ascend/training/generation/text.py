@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from sglang_ascend.training.generation.origin import checked_fingerprint
 from sglang_ascend.training.generation.prompts import prompt_key
-from sglang_ascend.training.generation.shards import read_metadata, write_documents
+from sglang_ascend.training.generation.shards import TARGET, read_metadata, write_documents
 from sglang_ascend.training.provenance import digest
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.packs import packed
@@ -66,19 +67,21 @@ def write_text_shards(
 
     Raises:
         ValueError: a source cannot be read, or has no piece that is long enough; shards are of
-            other sources or of pieces of another length.
+            another target, of other sources or of pieces of another length.
     """
     from transformers import AutoTokenizer
 
     out.mkdir(parents=True, exist_ok=True)
     done = {path: read_metadata(path) for path in sorted(out.glob("text-*.safetensors"))}
     counted, last = sum(int(made["tokens"]) for made in done.values()), max(done, default=None)
+    own = checked_fingerprint(target, done)
     files = digest([[source.path.name, source.sha256()] for source in sources])
     _refuse_other(out, list(done.values()), files, max_length)
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
     begin = [i for i in tokenizer("").input_ids if i != tokenizer.eos_token_id]
     held_out = [key for key in excluded if len(key) >= SHORTEST_HELD_OUT]
     stream = _pieces(sources, tokenizer, begin, max_length, held_out)
+    made_by = {TARGET: own, _SOURCES: files, _LENGTH: str(max_length)}
     model = target.load_model(dtype)
     with tqdm(desc="text", total=num_tokens, initial=counted, unit="token") as bar:
         for number in count():
@@ -95,8 +98,7 @@ def write_text_shards(
             forced = len(begin) or 1  # nothing drafts a first token
             rows = [(piece, forced, state) for piece, state in zip(pieces, states, strict=True)]
             tokens = sum(len(piece) - forced for piece in pieces)
-            metadata = {_COUNT: str(len(pieces)), "tokens": str(tokens)}
-            metadata |= {_SOURCES: files, _LENGTH: str(max_length)}
+            metadata = {_COUNT: str(len(pieces)), "tokens": str(tokens), **made_by}
             write_documents(path, rows, metadata)
             counted += tokens
             bar.update(tokens)

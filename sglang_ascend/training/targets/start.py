@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from sglang_ascend.training.data import Sequence, load_shards, shard_paths
+from sglang_ascend.training.generation.origin import checked_fingerprint
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer, writes_residual
 from sglang_ascend.training.trainer import CHECKPOINT, read_average
@@ -40,7 +41,12 @@ def own_layer(target: Target) -> MTPLayer:
 def started_layer(target: Target, data: Path, out: Path, seed: int, from_scratch: bool) -> MTPLayer:
     """The checkpoint's own layer or, where it has none or `from_scratch`, a new one after
     `ridge_start` on the first shards of `data`. Where `out` holds a trainer's checkpoint, whose
-    weights will be taken, neither is read."""
+    weights will be taken, neither is read.
+
+    Raises:
+        ValueError: another target wrote a shard of `data`.
+    """
+    checked_fingerprint(target, shard_paths(data))
     if (out / CHECKPOINT).exists():
         return MTPLayer(target)
     if target.has_own_layer and not from_scratch:
