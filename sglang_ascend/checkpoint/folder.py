@@ -22,6 +22,11 @@ TOKENIZER_FILES = (
     ("tiktoken.model",),
     ("tekken.json",),
 )
+# Weights, configs, and all that makes words of tokens.
+MODEL_FILES = (
+    *("*.safetensors", "*config.json", "tokenizer*", "*.model", "*.tiktoken", "tekken.json"),
+    *("vocab*", "merges*", "special_tokens_map*", "added_tokens*", "chat_template*"),
+)
 
 
 def local_folder(path: str | Path, flag: str) -> Path | None:
@@ -52,6 +57,12 @@ def local_folder(path: str | Path, flag: str) -> Path | None:
         f"{flag} {shown(path)} does not exist; pass the folder of a checkpoint, "
         "or a hub id such as organisation/name"
     )
+
+
+def model_files(folder: Path) -> list[Path]:
+    """What decides the text of the model in `folder`; a README does not."""
+    found = {path for pattern in MODEL_FILES for path in folder.glob(pattern)}
+    return sorted(path for path in found if path.is_file())
 
 
 def let_others_read(folder: Path) -> None:

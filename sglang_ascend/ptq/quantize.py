@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.checkpoint.folder import model_files
 from sglang_ascend.checkpoint.values import refuse_not_finite
 from sglang_ascend.ptq.calibration import Inputs, float_inputs, quantize_linear, walked
 from sglang_ascend.ptq.folding import side_file
@@ -199,9 +200,9 @@ class Quantization:
     @property
     def task(self) -> dict[str, Any]:
         """What decides the result; a source that was replaced has another size or time."""
-        files = sorted(path for path in self.target.folder.iterdir() if path.is_file())
-        stats = {path.name: [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
-        return {"source": stats, **self._settings}
+        stats = {path.name: path.stat() for path in model_files(self.target.folder)}
+        source = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+        return {"source": source, **self._settings}
 
     @property
     def record(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ finished is lost or mixed."""
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import signal
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.cli import app
+from sglang_ascend.ptq.grid.run import Options
 from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization import convert as conversion
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE, sha256
@@ -128,8 +130,27 @@ def test_what_a_run_killed_amid_writing_left_is_deleted_by_the_next(tiny, tmp_pa
     (partial / ".whole.unfinished").mkdir()
     (partial / ".whole.unfinished" / "model.safetensors").write_text("half")
     seen = []
-    task(tiny, tmp_path / "out").run(lambda name: seen.append((partial / ".whole.unfinished").exists()))
+    task(tiny, tmp_path / "out").run(
+        lambda name: seen.append((partial / ".whole.unfinished").exists())
+    )
     assert seen[0] and not seen[-1]
+
+
+def test_a_readme_may_change_before_the_run_goes_on_and_the_model_may_not(tiny, tmp_path):
+    source, out = shutil.copytree(tiny, tmp_path / "source"), tmp_path / "out"
+    before = Options(source).content
+    stopped(source, out)
+    (source / "README.md").write_text("About this model.")
+    assert Options(source).content == before  # of a grid
+    for name in ("config.json", "tokenizer.json"):  # the controls
+        stat = (source / name).stat()
+        os.utime(source / name)
+        assert Options(source).content != before
+        with pytest.raises(CheckpointError, match="unfinished layers of another model; name"):
+            task(source, out).run()
+        os.utime(source / name, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    task(source, out).run()
+    assert (out / "README.md").exists()
 
 
 CONVERT_KILLED = """

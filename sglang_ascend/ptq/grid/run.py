@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.checkpoint.folder import model_files
 from sglang_ascend.files import part_of, replaced, write_json
 from sglang_ascend.ptq.evaluate import Judge, Score
 from sglang_ascend.ptq.grid.cells import Cell
@@ -44,7 +45,7 @@ class Options:
     @property
     def content(self) -> dict[str, Any]:
         """As JSON; a file stands for what it holds, a checkpoint for its files' sizes and times."""
-        stats = [path.stat() for path in sorted(self.against.iterdir()) if path.is_file()]
+        stats = [path.stat() for path in model_files(self.against)]
         return {
             **asdict(self),
             "against": [[stat.st_size, stat.st_mtime_ns] for stat in stats],
