@@ -55,6 +55,27 @@ def check_shapes(
             )
 
 
+def check_complete(
+    named: str,
+    parts: Iterable[list[Expected]],
+    tensors: Mapping[str, TensorEntry],
+    quantized_modules: frozenset[str],
+    config: ModelConfig,
+) -> None:
+    """Refuses a checkpoint, `named` so, that has not every tensor of `parts`, each in its shape.
+
+    Raises:
+        CheckpointError: naming the first that is missing or another.
+    """
+    for expected in parts:
+        if missing := missing_tensors(expected, tensors, quantized_modules):
+            raise CheckpointError(
+                f"{named} lacks tensors that its config.json calls for (first {shown(missing[0])}, "
+                f"{len(missing)} in that layer); copy or download the complete checkpoint again"
+            )
+        check_shapes(expected, tensors, config)
+
+
 def modules_of(names: Iterable[str]) -> frozenset[str]:
     """Every dotted prefix of every name: the modules that own a tensor."""
     modules: set[str] = set()

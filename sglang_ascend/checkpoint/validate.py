@@ -24,7 +24,12 @@ from sglang_ascend.checkpoint.folder import check_tokenizer, local_folder
 from sglang_ascend.checkpoint.layers import Expected
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.shards import read_tensors
-from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modules_of
+from sglang_ascend.checkpoint.tensors import (
+    check_complete,
+    check_shapes,
+    missing_tensors,
+    modules_of,
+)
 from sglang_ascend.checkpoint.values import refuse_all_zero, refuse_not_finite
 
 MODEL_FLAG = "--model-path"
@@ -178,15 +183,13 @@ def check_target(target: OpenedCheckpoint) -> None:
     """Presence and shape of the target's tensors; an unknown family is left to SGLang."""
     if target.family is None:
         return
-    for expected in target_tensors(target.family, target.config):
-        missing = target.missing(expected)
-        if missing:
-            raise CheckpointError(
-                f"{target.flag} {shown(target.folder)} lacks tensors that its config.json calls "
-                f"for (first {shown(missing[0])}, {len(missing)} in that layer); copy or download "
-                "the complete checkpoint again"
-            )
-        check_shapes(expected, target.tensors, target.config)
+    check_complete(
+        f"{target.flag} {shown(target.folder)}",
+        target_tensors(target.family, target.config),
+        target.tensors,
+        target.quantized_modules,
+        target.config,
+    )
 
 
 def _check_mtp_layer(draft: OpenedCheckpoint) -> list[TensorEntry]:

@@ -60,8 +60,9 @@ def verify(folder: FolderArgument, as_json: JsonOption = False) -> None:
     """Read every tensor of a checkpoint and refuse what is wrong in it.
 
     Each quantized weight is decoded: codes and scales have the right shape, scales are finite and
-    above 0, floats finite. Files have the SHA-256 that the checkpoint records, if it does. The
-    first fault is one sentence, and the exit code is 2.
+    above 0, floats finite. Files have the SHA-256 that the checkpoint records, if it does. Of a
+    family with an MTP layer that SGLang serves no tensor is missing or of another shape. The first
+    fault is one sentence, and the exit code is 2.
 
     Example: `sglang-ascend verify $(sglang-ascend model-path nano-deepseek)`
     """

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
+from sglang_ascend.checkpoint.families import find_family, mtp_tensors, target_tensors
+from sglang_ascend.checkpoint.tensors import check_complete, modules_of
 from sglang_ascend.checkpoint.values import refuse_not_finite
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, sha256
@@ -29,7 +31,8 @@ class Verified:
 def verify(
     checkpoint: Checkpoint, progress: Callable[[int], object] = lambda num_bytes: None
 ) -> Verified:
-    """Every tensor of the folder: hashes where there are any, scales, codes, and finite floats.
+    """Every tensor of the folder: hashes where there are any, scales, codes and finite floats;
+    of a known family also whether all are there.
 
     Args:
         progress: called with the number of bytes that were read since.
@@ -37,6 +40,7 @@ def verify(
     Raises:
         CheckpointError: the first thing that is wrong.
     """
+    _check_whole(checkpoint)
     num_hashes = check_hashes(checkpoint)
     for module in checkpoint.schemes:
         weight = checkpoint.weight(module)
@@ -78,6 +82,22 @@ def check_hashes(checkpoint: Checkpoint) -> int:
             "move it away or quantize the model again"
         )
     return len(hashes)
+
+
+def _check_whole(checkpoint: Checkpoint) -> None:
+    """All that config.json calls for is there in its shape, and of an MTP layer all or nothing."""
+    config, entries = checkpoint.config, checkpoint.entries
+    family = find_family(config)
+    if family is None:
+        return
+    is_target = config.architecture == family.architecture  # and no MTP layer alone
+    parts = [*target_tensors(family, config)] if is_target else []
+    layer = mtp_tensors(family, config)
+    own = layer[: 1 + len(family.norms)]  # what no decoder layer has
+    if any(tensor.name in entries for tensor in own):
+        parts.append(layer)
+    modules = modules_of(entries) if config.quantized else frozenset[str]()
+    check_complete(shown(checkpoint.folder), parts, entries, modules, config)
 
 
 def _check_sums(checkpoint: Checkpoint, module: str, values: Tensor) -> None:

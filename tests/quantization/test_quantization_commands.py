@@ -10,11 +10,17 @@ from pathlib import Path
 import numpy as np
 import packers
 import pytest
+from safetensors.torch import load_file, save_file
+from tiny_targets import write_target
 from typer.testing import CliRunner
 
 from sglang_ascend.cli import app
 from sglang_ascend.ops import quantized as ops
 from sglang_ascend.quantization.checkpoint import Checkpoint
+from sglang_ascend.quantization.layouts.ours import SIDE_FILE
+from sglang_ascend.training.export import export
+from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.targets.start import new_layer
 
 GOLDEN = Path(__file__).parents[1] / "data" / "modelslim-golden-tiny-qwen3"
 SHARD = "quant_model_weights-00001-of-00001.safetensors"
@@ -124,3 +130,32 @@ def test_convert_writes_a_checkpoint_that_verify_accepts(target, tmp_path):
     assert len(Checkpoint.open(tmp_path / "out").schemes) == (0 if target == "float32" else 14)
     result = run("convert", GOLDEN, tmp_path / "out", "--to", target, code=2)
     assert "out exists; name a new folder" in result.stderr
+
+
+@pytest.mark.parametrize("family", ["MiMoForCausalLM", "DeepseekV3ForCausalLM"])
+@pytest.mark.parametrize("recipe", [None, "w8a8"])
+def test_verify_misses_every_tensor_that_a_known_family_has(family, recipe, tmp_path):
+    """As a copy that lost a shard, where no index tells."""
+    plain = Target.open(write_target(tmp_path / "plain", family))
+    folder = tmp_path / "whole"
+    export(plain, new_layer(plain, seed=0), folder)
+    if recipe:
+        run("quantize", folder, "--recipe", recipe, "--out", tmp_path / recipe)
+        folder = tmp_path / recipe
+        for path in (folder / SIDE_FILE, *folder.glob("*.index.json")):
+            path.unlink()  # they would tell
+    run("verify", plain.folder)  # the controls: without an MTP layer, and with one
+    run("verify", folder)
+    (shard,) = folder.glob("*.safetensors")
+    tensors = load_file(shard)
+    modules = {name.rpartition(".")[0] for name in tensors}
+    for module in sorted(modules):
+        kept = {n: t for n, t in tensors.items() if n.rpartition(".")[0] != module}
+        save_file(kept, shard)
+        sentence = run("verify", folder, code=2).stderr
+        named = f"lacks tensors that its config.json calls for (first {module}."
+        # What is quantized has a type in a file of its own, which tells too.
+        assert named in sentence or f"{module}.weight is missing" in sentence
+    embedding = "model.embed_tokens.weight"
+    save_file(tensors | {embedding: tensors[embedding][1:].contiguous()}, shard)
+    assert f"holds {embedding} with shape [9, 24]" in run("verify", folder, code=2).stderr
