@@ -306,6 +306,9 @@ def test_the_users_prompts_are_each_used_once_and_some_are_held_out(target, tmp_
     assert len(used) == len(set(used))
     assert set(used) <= set(PROMPTS[1:])  # the first is held out
     assert len(used) >= 8  # others loop at once and are dropped
+    prompts.write_text("\n".join(json.dumps(row) for row in rows[::-1]))  # others are held out
+    result = CliRunner().invoke(app, asked[:place] + asked[place + 2 :])
+    assert "sglang-ascend: --prompts is content" in result.stderr
 
 
 def test_prompts_that_are_too_long_are_said_to_be(target, tmp_path):
@@ -319,6 +322,31 @@ def test_prompts_that_are_too_long_are_said_to_be(target, tmp_path):
     prompts.write_text(json.dumps([*PROMPTS, "the" + " x" * 80]))
     said = train_mtp(target, tmp_path / "some", *asked, steps=6)
     assert "1 prompts are too long" in " ".join(said.split())
+
+
+def test_what_kept_nothing_may_begin_again_otherwise(target, tmp_path):
+    """Its sentence asks for other prompts, or for more text."""
+    prompts, text, out = tmp_path / "prompts.json", tmp_path / "text.txt", tmp_path / "out"
+    prompts.write_text(json.dumps([prompt + " the" * 80 for prompt in PROMPTS]))
+    text.write_text("x")
+    asked = ("--prompts", prompts, "--own-share", "0", "--text", text, "--text-tokens", "20")
+    assert "12 prompts are too long" in refusal(target, out, *asked, steps=6)
+    prompts.write_text(json.dumps(PROMPTS))
+    assert f"{text} has no text of 8 tokens: give more" in refusal(target, out, *asked, steps=6)
+    text.write_text("Write the x ? a the user\n" * 9)
+    assert train_mtp(target, out, *asked, steps=6).count("done before") == 2
+    for changed, name in ((text, "--text"), (prompts, "--prompts")):  # the controls
+        changed.write_text(json.dumps(PROMPTS[::-1]))
+        assert f"{name} is content" in refusal(target, out, *asked, steps=6)
+
+
+def test_text_that_cannot_be_read_is_refused_before_anything_is_generated(target, tmp_path):
+    lines, notes = tmp_path / "lines.jsonl", tmp_path / "notes.md"
+    lines.write_text("\"Write the x ? a the user x ? the x\"\n" * 9 + "{\"text\": \n\"x\"\n")
+    notes.write_text("Write the x ? a the user x ? the x\n" * 9)
+    for text, said in ((lines, f"{lines}:10 is not JSON"), (notes, f"{notes} is none of .txt")):
+        assert said in refusal(target, tmp_path / "out", "--text", text)
+        assert not (tmp_path / "out" / "data").exists()
 
 
 def test_text_is_learned_from_beside_the_replies(target, finished, tmp_path):

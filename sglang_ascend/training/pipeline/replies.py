@@ -32,7 +32,7 @@ from sglang_ascend.training.pipeline.watch import FILE_NAME as ACCEPTANCE_LOG
 from sglang_ascend.training.pipeline.watch import Watch
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.trainer import CHECKPOINT, TrainConfig, Trainer
-from sglang_ascend.training.vocabulary.sources import parse_sources
+from sglang_ascend.training.vocabulary.sources import check_readable, parse_sources
 
 HELD_OUT, PROVENANCE = "held-out.safetensors", "provenance.json"
 PASSES = 5  # over the sampled tokens, where --max-steps does not say
@@ -62,10 +62,13 @@ class RepliesPipeline(ABC):
         self.data, self.run_folder, self.model = out / "data", out / "run", out / "model"
         self.prompts, self.held_out = self._split_prompts()
         self.sources = parse_sources(list(options.text))
+        check_readable(self.sources)
         self._loss()
         self.stages = Stages(out)
-        if not (self.run_folder / CHECKPOINT).exists():
-            self.stages.forget("train")  # began and kept nothing: other options spoil nothing
+        if not self._written("train"):
+            for name in ("generate", "text", "train"):
+                if not self._written(name):
+                    self.stages.forget(name)  # it kept nothing: other options spoil nothing
         self.stages.check([self._replies(), self._text(), self._training(options.max_steps)])
 
     @abstractmethod
@@ -126,7 +129,7 @@ class RepliesPipeline(ABC):
             "held-out replies": [self.out / HELD_OUT],
             "generate": sorted(self.data.glob("shard-*.safetensors")),
             "text": sorted(self.data.glob("text-*.safetensors")),
-            "train": [self.run_folder / CHECKPOINT],
+            "train": sorted(self.run_folder.glob(CHECKPOINT)),
             "export": sorted(self.model.iterdir()) if self.model.exists() else [],
         }
         return files.get(stage, [])
@@ -150,8 +153,8 @@ class RepliesPipeline(ABC):
     def _replies(self) -> Stage:
         options = self.options
         fixed = {
+            "--prompts": provenance.digest(self.prompts),  # before those held out of them
             **self._source(),
-            "--prompts": provenance.digest(self.prompts),
             "--temperature-mix": options.temperature_mix,
             "--own-share": options.own_share,
             "--max-length": options.max_length,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,13 @@ def documents(source: Source, encode: Callable[[str], list[int]]) -> Iterator[li
         ) from None
     if not found:
         raise SourceError(f"{source.path} holds no text: leave it out.")
+
+
+def check_readable(sources: Iterable[Source]) -> None:
+    """Reads all of it once, before hours of other work. Raises SourceError."""
+    for source in sources:
+        for _ in documents(source, lambda text: [0] if text.strip() else []):
+            pass
 
 
 def _first_not_utf8(path: Path) -> int:
