@@ -5,6 +5,7 @@ import json
 from fractions import Fraction
 
 import pytest
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from sglang_ascend.cli import app
@@ -130,3 +131,12 @@ def test_texts_are_whole_or_replied_to(chinese, nano):
     assert [text.domain == str(chinese) for text in texts] == [False, False, True, True]
     assert all(len(text.tokens) > text.prompt_length for text in texts)
     assert parse_shares("own:1")[0].name not in DOMAINS
+
+
+def test_a_text_that_was_cut_amid_a_character_is_read(nano, tmp_path):
+    """Half of an emoji, as JSON can hold it: no tokenizer takes that."""
+    path = tmp_path / "cut.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "2 + 3 \\ud83d"}\r\n\r\n{"text": "a \\ud83d b"}\r\n')
+    texts = Mixture(f"{path}:1", 2, seed=0).texts(Target.open(nano))
+    tokenizer = AutoTokenizer.from_pretrained(nano)
+    assert "a \ufffd b" in [tokenizer.decode(text.tokens) for text in texts]

@@ -18,6 +18,7 @@ from sglang_ascend.checkpoint.errors import shown
 from sglang_ascend.ptq.mixture.shares import allocate, parse_shares
 from sglang_ascend.ptq.text import ROWS, Text, own_text
 from sglang_ascend.training.generation.outputs import greedy_replies
+from sglang_ascend.training.generation.prompt_files import whole
 from sglang_ascend.training.generation.prompts import DOMAINS, prompt_key, templated_prompt
 from sglang_ascend.training.targets.families import Target
 
@@ -163,7 +164,7 @@ def _rows(path: Path, content: bytes) -> list[Row]:
                 f"{shown(path)} has no JSON object with a prompt or a text in line {number}; "
                 "correct it"
             ) from None
-        found.append(Row(field, row[field]))
+        found.append(Row(field, whole(row[field])))
     if not found:
         raise ValueError(f"{shown(path)} is empty; name a JSONL file with prompts or texts")
     return found
@@ -173,8 +174,8 @@ def _read(target: Target, part: Part) -> list[Text]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
-    whole = [row.words for row in part.rows if row.field == "text"]
-    encoded = [tokenizer(words).input_ids[:MAX_TOKENS] for words in whole]
+    lines = [row.words for row in part.rows if row.field == "text"]
+    encoded = [tokenizer(line).input_ids[:MAX_TOKENS] for line in lines]
     prompts = [{"prompt": row.words} for row in part.rows if row.field == "prompt"]
     texts = [Text(part.name, torch.tensor(tokens), 0) for tokens in encoded]
     for start in range(0, len(prompts), ROWS):
