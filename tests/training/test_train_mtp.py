@@ -152,6 +152,17 @@ def test_an_option_that_would_spoil_a_stage_is_refused_by_name(target, finished,
     assert "another --out" in said
 
 
+def test_another_chat_template_makes_the_target_another(target, finished, tmp_path):
+    """Replies to what no server asks would be said to be done."""
+    folder = tmp_path / "other"
+    shutil.copytree(target, folder / "target")
+    shutil.copy(target.parent / "held-out.json", folder)
+    assert train_mtp(folder / "target", finished).count("done before") == 6  # the control
+    (template,) = (folder / "target").glob("chat_template*")
+    template.write_text(template.read_text() + " ")
+    assert "TARGET is content" in refusal(folder / "target", finished)
+
+
 def test_a_loss_that_is_none_is_refused_before_anything_is_written(target, tmp_path):
     assert "--loss k1 is none of ce, kl" in refusal(target, tmp_path / "out", "--loss", "k1")
     assert not (tmp_path / "out" / "stages.json").exists()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from sglang_ascend.bench.rounds import TASKS
+from sglang_ascend.checkpoint.folder import model_files
 from sglang_ascend.files import write_json
 from sglang_ascend.training import provenance
 from sglang_ascend.training.acceptance import Output
@@ -136,10 +137,7 @@ class RepliesPipeline(ABC):
 
     @cached_property
     def target_hashes(self) -> dict[str, str]:
-        """Of config.json and every file with weights."""
-        files = {entry.file for entry in self.target.tensors.values()}
-        paths = [self.target.folder / "config.json", *sorted(files)]
-        return provenance.hashes(paths)
+        return provenance.hashes(model_files(self.target.folder))
 
     def _source(self) -> dict[str, Any]:
         """What every stage depends on."""
