@@ -53,5 +53,6 @@ def listed_in(folder: Path, vocab_size: int) -> torch.Tensor:
 
 def write_draft_vocabulary(folder: Path, token_ids: list[int]) -> None:
     """Writes the file that `speculative.vocabulary.file.read_draft_vocabulary` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
     with replaced(folder / FILE_NAME) as part:
         part.write_text(json.dumps({"token_ids": token_ids}) + "\n")

@@ -9,7 +9,6 @@ from tempfile import TemporaryDirectory
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from sglang_ascend.checkpoint import validate_checkpoint
 from sglang_ascend.checkpoint.folder import let_others_read
@@ -19,6 +18,7 @@ from sglang_ascend.quantization.convert import convert
 from sglang_ascend.quantization.layouts.modelslim import ModelSlim
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, write_side_file
 from sglang_ascend.quantization.writers import make_writer
+from sglang_ascend.quantization.writers.saving import save_tensors
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME as DRAFT_VOCABULARY
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer
@@ -52,7 +52,7 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
     weight_map = {}
     for shard in shards:
         tensors = _without_layer(shard, target.mtp_prefix) | (new if shard == shards[-1] else {})
-        save_file(tensors, out / shard.name, metadata={"format": "pt"})
+        save_tensors(tensors, out / shard.name, {"format": "pt"})
         weight_map |= dict.fromkeys(tensors, shard.name)
     if len(shards) > 1:
         write_json(out / INDEX_NAME, {"metadata": {}, "weight_map": weight_map})
@@ -66,15 +66,16 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
 
 def export_layer(layer: MTPLayer, path: Path) -> None:
     """Writes the layer's tensors alone to `path`, replaced whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     with replaced(path) as part:
-        save_file(layer.to_checkpoint(), part, metadata={"format": "pt"})
+        save_tensors(layer.to_checkpoint(), part, {"format": "pt"})
 
 
 def _export_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
     """In the layout of the target; what it says of each file's hash is said anew."""
     source = target.quantized
     with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
-        save_file(layer.to_checkpoint(), Path(beside) / "model.safetensors")
+        save_tensors(layer.to_checkpoint(), Path(beside) / "model.safetensors")
         kept = {n: e for n, e in source.entries.items() if not n.startswith(target.mtp_prefix)}
         schemes = {n: s for n, s in source.schemes.items() if not n.startswith(target.mtp_prefix)}
         joined = replace(

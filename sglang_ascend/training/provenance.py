@@ -17,7 +17,7 @@ from safetensors import safe_open
 from sglang_ascend.checkpoint.reader import read_json_object
 from sglang_ascend.training.generation.conversation import REPLY, TEXT, USER
 from sglang_ascend.training.generation.shards import read_shard
-from sglang_ascend.training.trainer import CHECKPOINT
+from sglang_ascend.training.trainer import opened_checkpoint
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy")
 
@@ -27,10 +27,9 @@ def record(data: Path, run: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: nothing was trained in `run`.
+        ValueError: a file of it was damaged since.
     """
-    if not (run / CHECKPOINT).exists():
-        raise FileNotFoundError(f"{run} holds no {CHECKPOINT}: run `train` first.")
-    with safe_open(run / CHECKPOINT, "pt") as file:
+    with opened_checkpoint(run) as file:
         progress = json.loads(file.metadata()["progress"])
     return {
         "commit": git_commit(),

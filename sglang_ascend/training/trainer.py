@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from tqdm import tqdm
 
 from sglang_ascend.files import replaced
+from sglang_ascend.quantization.writers.saving import save_tensors
 from sglang_ascend.training.data import (
     Sequence,
     collate,
@@ -231,7 +233,7 @@ class Trainer:
         }
         tensors = {name: value.cpu() for name, value in tensors.items()}
         with replaced(self.out / CHECKPOINT) as part:
-            save_file(tensors, part, metadata={"progress": json.dumps(progress)})
+            save_tensors(tensors, part, {"progress": json.dumps(progress)})
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         """The mutable state that this parameter's optimizer keeps of it."""
@@ -244,12 +246,9 @@ class Trainer:
         path = self.out / CHECKPOINT
         if not path.exists():
             return False
-        try:
-            with safe_open(path, "pt") as file:
-                progress = json.loads(file.metadata()["progress"])
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{path} is damaged ({error}): delete it to begin anew.") from None
+        with opened_checkpoint(self.out) as file:
+            progress = json.loads(file.metadata()["progress"])
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         self._refuse_other(path, _below("layer.", tensors), progress["config"])
         self.layer.load_state_dict(_below("layer.", tensors))
         for name, parameter in self.layer.named_parameters():
@@ -258,10 +257,8 @@ class Trainer:
                 # torch's optimizers count their steps on the CPU.
                 kept = value if value.dim() == 0 else value.to(self.device)
                 self._state_of(parameter)[key] = kept
-        self.step = progress["step"]
-        self.pass_number = progress["pass_number"]
-        self.batch_number = progress["batch_number"]
-        self.shards = progress["shards"]
+        for name in ("step", "pass_number", "batch_number", "shards"):
+            setattr(self, name, progress[name])
         return True
 
     def _refuse_other(self, path: Path, weights: dict[str, Tensor], config: dict) -> None:
@@ -277,15 +274,24 @@ class Trainer:
             )
 
 
-def read_average(out: Path) -> dict[str, Tensor]:
-    """The moving average of the weights in a trainer's folder: what is evaluated and exported.
-
-    Raises:
-        FileNotFoundError: nothing was trained there.
-    """
-    if not (out / CHECKPOINT).exists():
+@contextmanager
+def opened_checkpoint(out: Path) -> Iterator[Any]:
+    """A trainer's. Raises FileNotFoundError: `out` holds none; ValueError: it was damaged since."""
+    path = out / CHECKPOINT
+    if not path.exists():
         raise FileNotFoundError(f"{out} holds no {CHECKPOINT}: run `train` first.")
-    return _below("average.", load_file(out / CHECKPOINT))
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged ({error}): delete it to begin anew.") from None
+
+
+def read_average(out: Path) -> dict[str, Tensor]:
+    """The moving average of the weights in a trainer's folder: what is evaluated and exported."""
+    with opened_checkpoint(out) as file:
+        names = [name for name in file.keys() if name.startswith("average.")]  # noqa: SIM118
+        return _below("average.", {name: file.get_tensor(name) for name in names})
 
 
 def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

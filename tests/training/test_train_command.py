@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tiny_targets import FAMILIES, write_target
 from typer.testing import CliRunner
@@ -14,6 +15,7 @@ from sglang_ascend.checkpoint.shards import INDEX_NAME
 from sglang_ascend.cli import app
 from sglang_ascend.files import alone_in
 from sglang_ascend.models.nano_deepseek import ARTIFACT
+from sglang_ascend.quantization.writers import saving
 from sglang_ascend.training.generation.conversation import FORCED, REPLY, USER
 from sglang_ascend.training.generation.shards import read_metadata, read_prompt_list, read_shard
 from sglang_ascend.training.targets.families import Target
@@ -359,9 +361,45 @@ def test_a_family_that_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Pa
 def test_an_exported_layer_file_is_the_folders_layer(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "MiMoForCausalLM")
     out = run_recipe(target, tmp_path, 200, 4)
-    train("export", "--target", target, "--run", tmp_path / "run", tmp_path / "mtp.safetensors")
-    tensors = load_file(tmp_path / "mtp.safetensors")
+    train("export", "--target", target, "--run", tmp_path / "run", tmp_path / "new" / "mtp.safetensors")
+    tensors = load_file(tmp_path / "new" / "mtp.safetensors")
     held = own_layer(Target.open(out)).to_checkpoint()
     assert tensors.keys() == held.keys()
     assert all(torch.equal(tensors[name], held[name]) for name in held)
     assert all(tensor.dtype == torch.bfloat16 for tensor in tensors.values())
+
+
+def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path, monkeypatch) -> None:
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    run_recipe(target, tmp_path, 100, 4)
+    data, run = ("--data", tmp_path / "data"), tmp_path / "run"
+    train("vocabulary", "--target", target, *data, "--out", tmp_path / "new", "--size", 8)
+    held_out = tmp_path / "held_out.json"
+
+    def full(tensors, path, metadata=None):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save_file", full)
+        more = ("--exclude", held_out, "--tokens", 300, "--data", tmp_path / "more")
+        for words, name in (
+            (("generate", *more), "more/shard-000-00000.safetensors"),
+            (("export", "--run", run, tmp_path / "mtp.safetensors"), "mtp.safetensors"),
+            (("export", "--run", run, tmp_path / "full"), "full/model.safetensors"),
+        ):
+            result = CliRunner().invoke(app, ["train", *map(str, words), "--target", str(target)])
+            assert result.exit_code == 2, result.output
+            assert f"{tmp_path / name}" in result.stderr and "free space" in result.stderr
+    path = run / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    outputs = ("--prompts", held_out, "--outputs", tmp_path / "replies.safetensors")
+    of_target = ("--target", target)
+    for words in (
+        ("train", *of_target, *data, "--out", run),
+        ("evaluate", *of_target, "--run", run, *outputs),
+        ("export", *of_target, "--run", run, tmp_path / "other"),
+        ("provenance", *data, "--run", run, tmp_path / "provenance.json"),
+    ):
+        result = CliRunner().invoke(app, ["train", *map(str, words)])
+        assert result.exit_code == 2, result.output
+        assert f"{path} is damaged" in result.stderr and "delete it" in result.stderr

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from sglang_ascend.checkpoint import validate_checkpoint
 from sglang_ascend.cli import app
-from sglang_ascend.training import export as exporting
-from sglang_ascend.training import provenance, trainer
+from sglang_ascend.quantization.writers import saving
+from sglang_ascend.training import provenance
 from sglang_ascend.training.generation.shards import read_prompt_list
 from sglang_ascend.training.trainer import CHECKPOINT
 
@@ -171,8 +171,8 @@ def test_a_loss_that_is_none_is_refused_before_anything_is_written(target, tmp_p
 def test_a_training_that_kept_nothing_may_begin_again_otherwise(target, generated, monkeypatch):
     """Such as by fewer tokens a batch, where memory was short."""
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "save_file", full_after(0))
-        assert "no space is left" in refusal(target, generated)
+        patch.setattr(saving, "save_file", full_after(0, CHECKPOINT))
+        assert "No space left" in refusal(target, generated)
     train_mtp(target, generated, "--loss", "tv", steps=6)
     assert "--loss is kl and was tv" in refusal(target, generated)
 
@@ -245,13 +245,13 @@ def test_a_resume_that_forgets_the_optimizer_ends_in_others(target, finished, ge
     assert not same_weights(finished, generated)
 
 
-def full_after(allowed: int) -> Callable[..., None]:
-    """A `save_file` that finds the disk full behind so many files, and says so as safetensors
-    does."""
+def full_after(allowed: int, name: str) -> Callable[..., None]:
+    """A `save_file` that finds the disk full behind so many files of a `name`, and says so as
+    safetensors does."""
     left = iter(range(allowed))
 
     def save(tensors, path, metadata=None):
-        if next(left, None) is None:
+        if name in str(path) and next(left, None) is None:
             Path(path).write_bytes(b"cut")
             raise SafetensorError(
                 "Error while serializing: I/O error: No space left on device (os error 28)"
@@ -263,16 +263,16 @@ def full_after(allowed: int) -> Callable[..., None]:
 
 def test_a_full_disk_loses_nothing(target, finished, generated, monkeypatch):
     """First the log, whose writes to /dev/full find no space, then a checkpoint, then the model."""
-    sentence = f"no space is left for {generated}: free some and run the same command"
     log = generated / "run" / "log.jsonl"
     log.parent.mkdir()
     log.symlink_to("/dev/full")
-    assert sentence in refusal(target, generated)
+    assert f"no space is left for {generated}: free some and run" in refusal(target, generated)
     log.unlink()
-    for module, allowed in ((trainer, 4), (exporting, 0)):
+    for allowed, name in ((4, "run/checkpoint.safetensors.part"), (0, "model.part/model.safetensors")):
         with monkeypatch.context() as patch:
-            patch.setattr(module, "save_file", full_after(allowed))
-            assert sentence in refusal(target, generated)
+            patch.setattr(saving, "save_file", full_after(allowed, name))
+            said = refusal(target, generated)
+        assert f"{generated}/{name}" in said and "free space" in said
     train_mtp(target, generated)
     assert same_weights(finished, generated)
 

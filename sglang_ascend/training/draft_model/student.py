@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import nn
 
 from sglang_ascend.checkpoint.draft_model import validate_draft_model
 from sglang_ascend.checkpoint.folder import let_others_read
 from sglang_ascend.files import write_json
+from sglang_ascend.quantization.writers.saving import save_tensors
 from sglang_ascend.training.draft_model.start import DraftStart
 from sglang_ascend.training.interface import ChainCache
 from sglang_ascend.training.trainer import CHECKPOINT, read_average
@@ -84,7 +84,7 @@ def export_student(start: DraftStart, student: Student, target: Path, out: Path)
                 f"{name} holds NaN or infinity: train anew, in another folder, at a lower rate."
             )
     served = {name: weight.detach().cpu().bfloat16() for name, weight in tensors.items()}
-    save_file(served, out / "model.safetensors", metadata={"format": "pt"})
+    save_tensors(served, out / "model.safetensors", {"format": "pt"})
     for path in sorted(start.folder.iterdir()):
         if path.name.startswith(KEPT) and path.suffix in (".json", ".txt", ".jinja", ".model"):
             shutil.copyfile(path, out / path.name)

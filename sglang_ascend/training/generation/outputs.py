@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from tqdm import trange
 
 from sglang_ascend.files import replaced
+from sglang_ascend.quantization.writers.saving import save_tensors
 from sglang_ascend.training.acceptance import Output
 from sglang_ascend.training.generation.conversation import reply_ends
 from sglang_ascend.training.generation.origin import fingerprint
@@ -192,7 +192,7 @@ def save_outputs(
     }
     domains = json.dumps([output.domain for output in outputs])
     with replaced(path) as part:
-        save_file(tensors, part, metadata={"domains": domains, _ASKED: json.dumps(asked or {})})
+        save_tensors(tensors, part, {"domains": domains, _ASKED: json.dumps(asked or {})})
 
 
 def load_outputs(path: Path) -> list[Output]:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from sglang_ascend.files import replaced
+from sglang_ascend.quantization.writers.saving import save_tensors
 from sglang_ascend.training.generation.conversation import FORCED, TEXT, Conversation
 
 TARGET = "target"  # metadata: the fingerprint of the target that wrote a shard
@@ -74,7 +75,7 @@ def _write(
         "lengths": torch.tensor([len(row) for row, _, _ in rows], dtype=torch.int32),
     }
     with replaced(path) as part:
-        save_file(tensors, part, metadata=metadata)
+        save_tensors(tensors, part, metadata)
     return int((roles != FORCED).sum())
 
 

@@ -140,23 +140,13 @@ def _console() -> Console:
 
 @contextmanager
 def full_disk(out: Path) -> Iterator[None]:
-    """Says of a write that found no room what is to be done; what was there before is whole.
-
-    safetensors reports it in an exception of its own.
-    """
-    from safetensors import SafetensorError
-
+    """Says of a write that found no room what is to be done; what was there before is whole."""
     try:
         yield
-    except (OSError, SafetensorError) as error:
-        code = getattr(error, "errno", None)
-        if code in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error):
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise ValueError(
                 f"no space is left for {out}: free some and run the same command again, which goes "
                 "on from what is there."
-            ) from None
-        if isinstance(error, SafetensorError):
-            raise ValueError(
-                f"a file of {out} cannot be read or written ({error}): run the same command again."
             ) from None
         raise
