@@ -16,6 +16,7 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file, save_file
 from test_layouts import CASES, FP8, INT, PLAIN, TENSOR, TOKEN
+from transformers import AutoConfig
 
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.quantization.checkpoint import Checkpoint
@@ -178,6 +179,16 @@ def test_a_float_checkpoint_becomes_float32(tmp_path):
     packers.Packed({"a.weight": raw}, {}).write(tmp_path / "in")
     out = convert_to("float32", Checkpoint.open(tmp_path / "in"), tmp_path / "out")
     assert out.tensor("a.weight").numpy().tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("named", [("dtype",), ("torch_dtype",), ("dtype", "torch_dtype"), ()])
+def test_a_float32_checkpoint_is_read_as_one(named, tmp_path):
+    """By whatever name config.json has for it: of two transformers takes the newer."""
+    raw = packers.bf16(torch.randn(4, 6).numpy())[0]
+    config = {**packers.ARCHITECTURE, "model_type": "qwen2"} | dict.fromkeys(named, "bfloat16")
+    source = Checkpoint.open(packers.Packed({"a.weight": raw}, {}, config).write(tmp_path / "in"))
+    convert_to("float32", source, tmp_path / "out")
+    assert AutoConfig.from_pretrained(tmp_path / "out").dtype == torch.float32
 
 
 def test_companions_are_copied_but_neither_code_nor_weights_of_other_kinds(tmp_path):

@@ -23,5 +23,5 @@ class Float32Writer(Writer):
         return {"weight": weight.dequantize(), **bias}
 
     def config(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        name = "torch_dtype" if "torch_dtype" in fields else "dtype"
-        return {**fields, name: "float32"}
+        names = {"torch_dtype", "dtype"} & fields.keys() or {"dtype"}
+        return {**fields, **dict.fromkeys(names, "float32")}
