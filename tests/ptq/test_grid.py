@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.cli import app
-from sglang_ascend.files import alone_in
+from sglang_ascend.files import alone_in, write_json
 from sglang_ascend.models import catalog
 from sglang_ascend.ptq.evaluate import Judge, Score
 from sglang_ascend.ptq.folding.folded import FoldedCheckpoint
@@ -144,6 +144,24 @@ def test_a_second_command_in_a_grid_is_refused(nano, finished):
 
 
 @torch.inference_mode()
+def test_of_two_grids_that_begin_at_once_one_is_refused(options, tmp_path, monkeypatch):
+    """Each found no options there and wrote its own: cells of both would lie in one folder."""
+    other, out, seen = replace(options, texts=4), tmp_path / "out", []
+
+    def second(path, content):
+        if not seen:
+            seen.append(path)
+            with pytest.raises(ValueError, match="another command is at work in"):
+                Grid(other, CELLS, out)
+        write_json(path, content)
+
+    monkeypatch.setattr(grid_run, "write_json", second)
+    Grid(options, CELLS, out)
+    assert seen == [out / "options.json"]
+    with pytest.raises(CheckpointError, match="cells by another --texts; name"):
+        Grid(other, CELLS, out)
+
+
 def test_a_linear_whose_inputs_have_one_large_channel_stands_out(nano):
     """A gain of a norm times 300, in the second layer only; the linears behind it stand out."""
     source = Checkpoint.open(nano)

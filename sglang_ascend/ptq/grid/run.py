@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_ascend.checkpoint.errors import CheckpointError, shown
 from sglang_ascend.checkpoint.folder import model_files
-from sglang_ascend.files import part_of, replaced, write_json
+from sglang_ascend.files import alone_in, part_of, replaced, write_json
 from sglang_ascend.ptq.evaluate import Judge, Score
 from sglang_ascend.ptq.grid.cells import Cell
 from sglang_ascend.ptq.grid.sensitivity import sensitivity
@@ -25,6 +25,7 @@ from sglang_ascend.ptq.weights import Weights
 from sglang_ascend.training.targets.families import Target
 
 TASK, CELLS, SENSITIVITY = "options.json", "cells", "sensitivity.json"
+LOCK = "lock"
 SENSITIVITY_TEXTS = 16
 
 
@@ -80,6 +81,7 @@ class Grid:
 
     Raises:
         CheckpointError: the model is refused, no linear matches, or `out` holds something else.
+        ValueError: another process is at work there.
     """
 
     def __init__(self, options: Options, cells: Sequence[Cell], out: Path) -> None:
@@ -97,14 +99,15 @@ class Grid:
         """Makes the folder, or checks that its options are these."""
         content = json.loads(json.dumps(self.options.content))
         path = self.folder / TASK
-        if not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if any(file != part_of(path) for file in self.folder.iterdir()):
-                raise CheckpointError(
-                    f"--grid {shown(self.folder)} holds something else; name a new folder"
-                )
-            write_json(path, content)
-        (self.folder / CELLS).mkdir(exist_ok=True)
+        there = set(self.folder.iterdir()) if self.folder.exists() else set[Path]()
+        if path not in there and there - {part_of(path), self.folder / LOCK}:
+            raise CheckpointError(
+                f"--grid {shown(self.folder)} holds something else; name a new folder"
+            )
+        with alone_in(self.folder, LOCK, "--grid"):
+            if not path.exists():
+                write_json(path, content)
+            (self.folder / CELLS).mkdir(exist_ok=True)
         held = _read(path)
         if others := [name for name in content if held.get(name) != content[name]]:
             options = ", ".join("--" + name.replace("_", "-") for name in others)
