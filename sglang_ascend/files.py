@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 
@@ -80,3 +81,21 @@ def new_folder(out: Path, option: str = "--out") -> Iterator[Path]:
             made.rename(out)
         finally:
             shutil.rmtree(work, ignore_errors=True)
+
+
+def refuse_unwritable(path: Path, option: str) -> None:
+    """Before hours of work whose result `option` has written to `path`.
+
+    Raises:
+        ValueError: no file can be written there.
+    """
+    if path.is_dir():
+        raise ValueError(f"{option} {path} is a folder: name a file in it.")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is no folder: {option} needs one that exists.")
+    try:
+        TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise ValueError(
+            f"{option} {path} cannot be written ({error.strerror}): name another place."
+        ) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_ascend.files import alone_in, new_folder, replaced, write_json
+from sglang_ascend.files import alone_in, new_folder, refuse_unwritable, replaced, write_json
 
 KILLED = """
 import os, signal, sys
@@ -89,7 +89,7 @@ def test_a_new_folder_is_whole_and_a_killed_one_leaves_nothing_once_it_is_made(t
     with new_folder(out) as folder:
         assert not any(folder.iterdir()) and not out.exists()
         (folder / "file").write_text("new")
-        with pytest.raises(ValueError, match="at work in .*: wait for it, or name another OUT"):
+        with pytest.raises(ValueError, match=r"at work in .*: wait for it, or name another OUT"):
             new_folder(out, "OUT").__enter__()
     assert [path.name for path in out.parent.iterdir()] == ["out"]
     assert [path.name for path in out.iterdir()] == ["file"]
@@ -99,4 +99,19 @@ def test_a_new_folder_that_failed_leaves_nothing(tmp_path):
     with pytest.raises(OSError, match="No space"), new_folder(tmp_path / "out") as folder:
         (folder / "half").write_text("of what is new")
         raise OSError(28, "No space left on device")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/gone/report.json", "/gone is no folder: --out needs one that exists"),
+        ("/proc", "--out /proc is a folder: name a file in it"),
+        ("/proc/report.json", "--out /proc/report.json cannot be written"),  # by root too
+    ],
+)
+def test_a_place_that_takes_no_file_is_refused_before_there_is_one(path, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        refuse_unwritable(Path(path), "--out")
+    refuse_unwritable(tmp_path / "report.json", "--out")  # the control
     assert not any(tmp_path.iterdir())

@@ -29,7 +29,7 @@ TABLE: dict[str, set[str]] = {
     "svg": set(),
     "refusals": set(),
     "stack": set(),
-    "bench": {"models", "refusals", "svg"},
+    "bench": {"files", "models", "refusals", "svg"},
     "ops": {"env"},
     "sampling": {"ops"},
     "attention": {"ops"},

@@ -18,6 +18,7 @@ from sglang_ascend.bench.options import (
     model_folder,
     server_url,
 )
+from sglang_ascend.files import refuse_unwritable
 from sglang_ascend.refusals import refusals
 
 
@@ -98,9 +99,8 @@ def refuse_bad_out(out: Path, read: Sequence[Path]) -> None:
     """Before anything is measured; ``read`` are reports, which are to be there afterwards too."""
     if not out.name:
         raise ValueError(f"--out {out} is a folder: name the files in it, as {out / 'bench'}.")
-    if not out.parent.is_dir():
-        raise ValueError(f"{out.parent} is no folder: --out needs one that exists.")
     written = out.with_name(f"{out.name}.json")
+    refuse_unwritable(written, "--out")
     for path in read:
         if written.exists() and written.samefile(path):
             raise ValueError(f"{path} would be overwritten by the comparison: name another --out.")

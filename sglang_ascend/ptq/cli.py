@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sglang_ascend.files import refuse_unwritable
 from sglang_ascend.refusals import refusals
 from sglang_ascend.training.cli import ThreadsOption, use_threads
 
@@ -148,7 +149,7 @@ def evaluate(
                 "leave them out, or name a folder for it"
             )
         if svg is not None:
-            _refuse_place(svg)
+            refuse_unwritable(svg, "--svg")
     from sglang_ascend.ptq.grid.run import Options
 
     given = Options(against, tuple(prompts or ()), texts, max_new_tokens, num_steps, seed)
@@ -192,14 +193,6 @@ def _judged(folders: list[Path], given: Options) -> dict[str, Any]:
                 lambda name: shown.update(f"{name} done"),
             )
         )
-
-
-def _refuse_place(svg: Path) -> None:
-    """Raises ValueError: no file can be written at `svg`."""
-    if not svg.parent.is_dir():
-        raise ValueError(f"{svg.parent} is no folder: --svg needs one that exists")
-    if svg.is_dir():
-        raise ValueError(f"--svg {svg} is a folder: name a file in it")
 
 
 def _refuse_other_vocabulary(target: Target, against: Target) -> None:

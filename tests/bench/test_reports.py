@@ -201,6 +201,7 @@ def test_reports_that_cannot_be_compared_are_refused(change: dict[str, Any], sen
         (["--url", "http://x", "--num-steps", "2"], "--num-steps needs --model."),
         (["--model", "smollm2-mtp", "--plain-url", "http://x"], "--plain-url needs --url."),
         (["--out", "/gone/bench"], "/gone is no folder"),
+        (["--out", "/proc/bench"], "--out /proc/bench.json cannot be written"),
         (["--out", "."], "--out . is a folder: name the files in it"),
         (["--prompts", __file__], f"{__file__} must be a JSON list of"),
         (["--compare", __file__, __file__], f"{__file__} is no report of sglang-ascend bench"),

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from tqdm import trange
 
-from sglang_ascend.files import replaced
+from sglang_ascend.files import refuse_unwritable, replaced
 from sglang_ascend.quantization.writers.saving import save_tensors
 from sglang_ascend.training.acceptance import Output
 from sglang_ascend.training.generation.conversation import reply_ends
@@ -165,8 +165,7 @@ def kept_outputs(
         "--max-new-tokens": max_new_tokens,
     }
     if not path.exists():
-        if not path.parent.is_dir():
-            raise ValueError(f"{path.parent} is no folder: --outputs needs one that exists.")
+        refuse_unwritable(path, "--outputs")
         save_outputs(path, greedy_outputs(target, prompts, max_new_tokens), asked)
     outputs = load_outputs(path)
     with safe_open(path, "pt") as file:
