@@ -85,6 +85,10 @@ def test_prompts_of_a_file_are_what_is_generated_on(tmp_path: Path) -> None:
     )
     (shard,) = (tmp_path / "data").glob("shard-001-*.safetensors")
     assert read_prompt_list(shard) == more[3:]  # no seed answers a prompt again
+    words = ("generate", "--target", target, "--data", tmp_path / "data", "--tokens", 9_999)
+    words += ("--exclude", tmp_path / "held_out.json", "--prompts", tmp_path / "mine.json")
+    result = CliRunner().invoke(app, ["train", *map(str, words), "--seed", "2"])
+    assert "--prompts gave 0 of 9,999 tokens" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -361,7 +365,14 @@ def test_a_family_that_cannot_be_trained_is_refused_in_one_sentence(tmp_path: Pa
 def test_an_exported_layer_file_is_the_folders_layer(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "MiMoForCausalLM")
     out = run_recipe(target, tmp_path, 200, 4)
-    train("export", "--target", target, "--run", tmp_path / "run", tmp_path / "new" / "mtp.safetensors")
+    train(
+        "export",
+        "--target",
+        target,
+        "--run",
+        tmp_path / "run",
+        tmp_path / "new" / "mtp.safetensors",
+    )
     tensors = load_file(tmp_path / "new" / "mtp.safetensors")
     held = own_layer(Target.open(out)).to_checkpoint()
     assert tensors.keys() == held.keys()

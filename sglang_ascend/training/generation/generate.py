@@ -22,6 +22,7 @@ class Shortfall(NamedTuple):
 
     too_long: str = ""  # of prompts that were left out
     ran_dry: str = ""  # of a target that has no more to say
+    ran_out: str = ""  # of prompts that are fewer than asked for
 
 
 def generate_shards(
@@ -65,7 +66,7 @@ def generate_shards(
             bar.update(written)
             if counted >= num_tokens:
                 break
-    too_long = ran_dry = ""
+    too_long = ran_dry = ran_out = ""
     if prompts is not None and generator.num_too_long:
         too_long = (
             f"{generator.num_too_long:,} prompts are too long and were left out: of the "
@@ -76,4 +77,6 @@ def generate_shards(
             f"The target wrote {counted:,} of {num_tokens:,} tokens and nothing new in its last "
             f"{MAX_DROPPED} conversations: a smaller --own-share lets it answer more other prompts."
         )
-    return Shortfall(too_long, ran_dry)
+    elif counted < num_tokens:
+        ran_out = f"--prompts gave {counted:,} of {num_tokens:,} tokens: more of them give more."
+    return Shortfall(too_long, ran_dry, ran_out)

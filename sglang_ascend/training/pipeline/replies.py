@@ -219,13 +219,8 @@ class RepliesPipeline(ABC):
             self.say(f"    {too_long}")
         if not made:
             raise ValueError(too_long or "no reply was worth keeping: give other --prompts.")
-        if short.ran_dry:
-            self.say(f"    {short.ran_dry} It needs a new --out.")
-        elif made < options.tokens:
-            self.say(
-                f"    --prompts gave {made:,} of {options.tokens:,} tokens: more of them and a "
-                "new --out would give more"
-            )
+        if fewer := short.ran_dry or short.ran_out:
+            self.say(f"    {fewer} It needs a new --out.")
 
     def _read_text(self) -> None:
         options = self.options
