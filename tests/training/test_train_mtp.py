@@ -268,7 +268,10 @@ def test_a_full_disk_loses_nothing(target, finished, generated, monkeypatch):
     log.symlink_to("/dev/full")
     assert f"no space is left for {generated}: free some and run" in refusal(target, generated)
     log.unlink()
-    for allowed, name in ((4, "run/checkpoint.safetensors.part"), (0, "model.part/model.safetensors")):
+    for allowed, name in (
+        (4, "run/checkpoint.safetensors.part"),
+        (0, "model.part/model.safetensors"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(saving, "save_file", full_after(allowed, name))
             said = refusal(target, generated)
@@ -353,7 +356,7 @@ def test_what_kept_nothing_may_begin_again_otherwise(target, tmp_path):
 
 def test_text_that_cannot_be_read_is_refused_before_anything_is_generated(target, tmp_path):
     lines, notes = tmp_path / "lines.jsonl", tmp_path / "notes.md"
-    lines.write_text("\"Write the x ? a the user x ? the x\"\n" * 9 + "{\"text\": \n\"x\"\n")
+    lines.write_text('"Write the x ? a the user x ? the x"\n' * 9 + '{"text": \n"x"\n')
     notes.write_text("Write the x ? a the user x ? the x\n" * 9)
     for text, said in ((lines, f"{lines}:10 is not JSON"), (notes, f"{notes} is none of .txt")):
         assert said in refusal(target, tmp_path / "out", "--text", text)
@@ -396,6 +399,12 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(target, tmp_path):
     shutil.copy(target.parent / "held-out.json", without)
     (without / "target" / "tokenizer.json").unlink()
     assert "has no tokenizer" in refusal(without / "target", tmp_path / "f")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        whole = (target / name).read_bytes()
+        (without / "target" / name).write_bytes(whole[: len(whole) // 2])
+        said = refusal(without / "target", tmp_path / "f")
+        assert f"{name} is not valid JSON; correct it or download it again" in said
+        (without / "target" / name).write_bytes(whole)
     assert not (tmp_path / "f" / "data").exists()
 
 

@@ -22,7 +22,7 @@ from sglang_ascend.checkpoint.config import ModelConfig, read_config, refuse_rem
 from sglang_ascend.checkpoint.families import Family, find_family, mtp_prefix, target_tensors
 from sglang_ascend.checkpoint.families import mtp_tensors as layer_tensors
 from sglang_ascend.checkpoint.folder import has_tokenizer
-from sglang_ascend.checkpoint.reader import TensorEntry
+from sglang_ascend.checkpoint.reader import TensorEntry, read_json_object
 from sglang_ascend.checkpoint.shards import read_tensors
 from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modules_of
 from sglang_ascend.quantization.checkpoint import Checkpoint
@@ -175,12 +175,14 @@ class Target:
             check_shapes(expected, self.tensors, self.config)
 
     def check_tokenizer(self) -> None:
-        """Raises CheckpointError: there is none in the folder."""
+        """Raises CheckpointError: there is none in the folder, or a damaged one."""
         if not has_tokenizer(self.folder):
             raise CheckpointError(
                 f"{self.folder} has no tokenizer (tokenizer.json, tokenizer.model, or vocab.json "
                 "with merges.txt); copy the one that the model was trained with into it"
             )
+        for path in self.folder.glob("tokenizer*.json"):
+            read_json_object(path)
 
     def check_own_layer(self) -> None:
         """Refuses an MTP layer that is not there, or not all of it, before hours go by.
