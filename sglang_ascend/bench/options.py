@@ -32,7 +32,15 @@ def model_folder(model: str) -> Path:
     """Of a checkpoint on disk, or of a model of this package, built on first use."""
     from sglang_ascend.models import catalog
 
-    return Path(model) if Path(model).is_dir() else catalog.model_path(model)
+    if Path(model).is_dir():
+        return Path(model)
+    if model not in catalog.MODELS:
+        names = " or ".join(catalog.MODELS)
+        raise ValueError(
+            f"{model!r} is not a model of this package and no folder: choose {names}, or name the "
+            "folder of a checkpoint."
+        )
+    return catalog.model_path(model)
 
 
 @contextmanager

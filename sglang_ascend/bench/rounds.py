@@ -143,7 +143,10 @@ def read_tasks(path: Path = TASKS) -> dict[str, list[str]]:
     tasks: dict[str, list[str]] = {}
     try:
         for row in json.loads(path.read_text(encoding="utf-8-sig")):
-            tasks.setdefault(row["domain"], []).append(row["prompt"])
+            domain, prompt = row["domain"], row["prompt"]
+            if not isinstance(domain, str) or not isinstance(prompt, str) or not prompt.strip():
+                raise TypeError
+            tasks.setdefault(domain, []).append(prompt)
     except (TypeError, KeyError, ValueError):
         tasks = {}
     if not tasks:

@@ -22,10 +22,16 @@ def frequent_ids(data: Path, special_ids: list[int], vocab_size: int, size: int)
 
     Raises:
         FileNotFoundError: no shard in `data`.
+        ValueError: one of another vocabulary.
     """
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for path in shard_paths(data):
         shard = read_shard(path)
+        if (shard["tokens"] >= vocab_size).any():
+            raise ValueError(
+                f"{path} has tokens beyond the {vocab_size} of this vocabulary: another target "
+                "wrote it, so name another --data."
+            )
         if not (shard["roles"] == TEXT).any():
             counts += torch.bincount(shard["tokens"].long(), minlength=vocab_size)
     return listed_ids(counts, special_ids, size)

@@ -205,7 +205,7 @@ def test_reports_that_cannot_be_compared_are_refused(change: dict[str, Any], sen
         (["--out", "."], "--out . is a folder: name the files in it"),
         (["--prompts", __file__], f"{__file__} must be a JSON list of"),
         (["--compare", __file__, __file__], f"{__file__} is no report of sglang-ascend bench"),
-        (["--model", "gpt-5"], "'gpt-5' is not a model of this package"),
+        (["--model", "gpt-5"], "'gpt-5' is not a model of this package and no folder"),
         (["--compare", "a", "b", "--url", "http://x"], "--compare names all that is measured"),
         (["--compare", "a", "b", "--num-steps", "2"], "--compare names all that is measured"),
         (["--compare", "gone.json", "also.json"], "'gone.json' is no address of a server"),
@@ -221,6 +221,7 @@ def test_the_package_has_seven_tasks_of_six_prompts(tmp_path):
     assert list(tasks) == ["chat", "code", "maths", "copy", "qa", "summary", "chinese"]
     assert {len(prompts) for prompts in tasks.values()} == {6}
     other = tmp_path / "prompts.json"
-    other.write_text('[{"prompt": "x"}]')
-    with pytest.raises(ValueError, match=r"must be a JSON list of"):
-        read_tasks(other)
+    for row in ({"prompt": "x"}, {"domain": "a", "prompt": 5}, {"domain": "a", "prompt": " "}):
+        other.write_text(json.dumps([{"domain": "a", "prompt": "x"}, row]))
+        with pytest.raises(ValueError, match=r"must be a JSON list of"):
+            read_tasks(other)

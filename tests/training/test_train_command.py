@@ -401,6 +401,20 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path, monkeypa
             result = CliRunner().invoke(app, ["train", *map(str, words), "--target", str(target)])
             assert result.exit_code == 2, result.output
             assert f"{tmp_path / name}" in result.stderr and "free space" in result.stderr
+    small = write_target(tmp_path / "small", "MiMoForCausalLM", vocab_size=6)
+    for words, said in (
+        (
+            ("evaluate", "--target", target, "--run", run, "--prompts", held_out, "--outputs", run),
+            f"--outputs {run} is a folder: name a file in it",
+        ),
+        (
+            ("vocabulary", "--target", small, *data, "--out", tmp_path / "new"),
+            "shard-000-00000.safetensors has tokens beyond the 6 of this vocabulary",
+        ),
+    ):
+        result = CliRunner().invoke(app, ["train", *map(str, words)])
+        assert result.exit_code == 2, result.output
+        assert said in result.stderr
     path = run / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[:-1])
     outputs = ("--prompts", held_out, "--outputs", tmp_path / "replies.safetensors")

@@ -164,7 +164,7 @@ def kept_outputs(
         "--prompts": digest(prompts),
         "--max-new-tokens": max_new_tokens,
     }
-    if not path.exists():
+    if not path.is_file():
         refuse_unwritable(path, "--outputs")
         save_outputs(path, greedy_outputs(target, prompts, max_new_tokens), asked)
     outputs = load_outputs(path)
