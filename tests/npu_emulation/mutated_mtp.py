@@ -21,6 +21,7 @@ from sglang_ascend.env import TRUST_COPY_ORDER
 from sglang_ascend.ops import chain
 from sglang_ascend.plugin.mtp import forwards as mtp_forwards
 from sglang_ascend.plugin.mtp import refusals as mtp_refusals
+from sglang_ascend.plugin.mtp import target as mtp_target
 from sglang_ascend.plugin.mtp import worker as mtp_worker
 from sglang_ascend.plugin.npu import scheduling as npu_scheduling
 from sglang_ascend.speculative import captured
@@ -115,6 +116,11 @@ def a_wait_in_every_step() -> None:
     mtp_worker.speculative_step = waiting
 
 
+def gate_that_normalizes_twice() -> None:
+    """SGLang's call of CANN's gate, which CANN 8.5 refuses."""
+    mtp_target.leave_norm_to_the_gate = lambda model: None
+
+
 def prolog_without_norm() -> None:
     """The fused prolog writes latents that it has not normalized."""
     rotary.normalized = lambda x, gamma, epsilon: (x, torch.ones(()))
@@ -143,6 +149,7 @@ MISTAKES = {
         trusted_copies_of_lengths,
         no_wait_for_results,
         a_wait_in_every_step,
+        gate_that_normalizes_twice,
         prolog_without_norm,
         prolog_swaps_halves,
         prolog_beside_another_prefill,

@@ -25,6 +25,7 @@ from npu_emulation.device_work import (
     raise_failures,
 )
 from npu_emulation.goldens import GOLDENS, bind_golden
+from sglang_ascend.ops.npu import CONSTRAINTS, CallRefused
 
 # Allocation, bookkeeping and `.item()`: torch_npu does all of it on the host or with copies.
 DONE_BY_TORCH_NPU = set(
@@ -33,6 +34,10 @@ DONE_BY_TORCH_NPU = set(
     aten::detach aten::lift_fresh aten::alias aten::is_same_size aten::_local_scalar_dense
     npu::empty_with_format""".split()
 )
+# What torch_npu's documentation excludes and CANN takes, as SGLang's prefill has it: its inputs are
+# defined AutoContiguous (CANN 8.5.0, fused_infer_attention_score_def.cpp).
+TAKEN_BY_CANN = {"query, key and value are contiguous"}
+OF_OUT = ("out", "workspace")  # what the overloads that write into a tensor add to a schema
 PREPARATIONS = ("_get_max_workspace", "_infer_output")  # of what a graph captures
 # Computed, and not dispatched to torch_npu: every format is stored as ND here, and only named.
 NOT_DISPATCHED = {"npu::npu_format_cast"}
@@ -61,10 +66,14 @@ class Numerics(TorchDispatchMode):
     """While active in a thread, `npu` tensors have the values that a device would give them.
 
     `computed` counts operators; `not_counted` those that torch_npu cannot launch without CANN.
+    With `checks` a call that the documentation excludes raises CallRefused; `unchecked` are the
+    operators of torch_npu that no constraints are known of.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, checks: bool = False) -> None:
         super().__init__()
+        self.checks = checks
+        self.unchecked: set[str] = set()
         self.computed: Counter[str] = Counter()
         self.not_counted: Counter[str] = Counter()
         self.formats = WeakTensorKeyDictionary()
@@ -97,6 +106,8 @@ class Numerics(TorchDispatchMode):
             return result
         if name == "npu::get_npu_format":
             return self.formats.get(args[0], ND)
+        if self.checks and name.startswith("npu::"):
+            self._check(name.removeprefix("npu::"), args, kwargs)
         self.computed[name] += 1
         if name in ("aten::copy_", "aten::_to_copy") and not all(map(_is_npu, _places(leaves))):
             return _transfer(func, args, kwargs)
@@ -104,6 +115,19 @@ class Numerics(TorchDispatchMode):
             self._dispatch(func, args, kwargs)
             return self._compute_at_once(func, args, kwargs)
         return self._compute(func, args, kwargs)
+
+    def _check(self, name: str, args: Any, kwargs: dict[str, Any]) -> None:
+        """As CheckedCalls, which does not see what an operator in Python calls."""
+        if name not in CONSTRAINTS:
+            self.unchecked.add(name)
+            return
+        given = {key: value for key, value in kwargs.items() if key not in OF_OUT}
+        call = CONSTRAINTS[name].bind(args, given)
+        rules = (rule for rule in CONSTRAINTS[name].rules if rule.says not in TAKEN_BY_CANN)
+        with self:  # which knows storage formats
+            broken = next((rule for rule in rules if not rule.holds(call)), None)
+        if broken:
+            raise CallRefused(f"{name}: {broken.says} ({broken.source}).")
 
     def _compute(self, func, args, kwargs) -> Any:
         call = _on_cpu(func, args, kwargs)

@@ -45,6 +45,7 @@ class Report:
     iterations: list[Iteration] = field(default_factory=list)
     not_counted: dict[str, int] = field(default_factory=dict)  # launches that need CANN
     left_undone: list[str] = field(default_factory=list)  # calls of CANN that did nothing
+    unchecked: list[str] = field(default_factory=list)  # operators without known constraints
     collectives: dict[str, int] = field(default_factory=dict)  # that the device ran, by kind
     other_ranks: list[Report] = field(default_factory=list)
     prefill: Report | None = None  # of the server that prefilled, where it is another

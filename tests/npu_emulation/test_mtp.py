@@ -111,6 +111,10 @@ def test_a_start_warns_of_latents_that_no_card_takes(guessable, is_nano):
     assert ("take 512 + 64: expect CANN to refuse them" in process.stderr) == is_nano
 
 
+def test_every_call_was_checked(replayed):
+    assert replayed.unchecked == []
+
+
 def test_drafts_are_kept_and_not(replayed):
     assert 1.1 < tokens_per_step(replayed) < 3.9
 
