@@ -27,8 +27,7 @@ class Layers:
             )
         self.target, self.weights = target, weights
         config = target.model_config
-        with torch.device("meta"):
-            model = target.model_class(config).model
+        model = target.skeleton().model
         self.num_layers = config.num_hidden_layers
         self._class, self._norm = type(model.layers[0]), type(model.norm)
         self._rotary = type(model.rotary_emb)(config)

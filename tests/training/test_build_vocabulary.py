@@ -177,6 +177,11 @@ def test_a_missing_tokenizer_and_missing_text_are_refused_in_one_sentence(tmp_pa
     for result in (CliRunner().invoke(app, asked), build("--text", nothing, "--out", "o")):
         assert result.exit_code == 2 and str(nothing) in result.stderr
         assert result.stderr.count("\n") == 1
+    (wrong := tmp_path / "wrong").mkdir()
+    fields = {"model_type": "qwen2", "vocab_size": None}  # transformers has an exception for it
+    (wrong / "config.json").write_text(json.dumps(fields))
+    result = CliRunner().invoke(app, [asked[0], str(wrong), *asked[2:]])
+    assert result.exit_code == 2 and f"{wrong} has no tokenizer and config.json" in result.stderr
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_counted(texts, tmp_path, monkeypatch):

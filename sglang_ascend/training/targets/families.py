@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import safe_open
 
 from sglang_ascend.checkpoint import CheckpointError
@@ -27,6 +27,7 @@ from sglang_ascend.checkpoint.shards import read_tensors
 from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modules_of
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.training.targets import llama
+from sglang_ascend.training.targets.attention import ATTENTION, grouped_attention
 from sglang_ascend.training.targets.device import CPU
 from sglang_ascend.training.targets.indexed import indexed
 from sglang_ascend.training.targets.quantized import Opened, load_model, refuse_untrainable
@@ -57,38 +58,8 @@ TRAINABLE = {
     "Glm4MoeForCausalLM": Trainable("Glm4MoeForCausalLM", False, False),
     "Glm4MoeLiteForCausalLM": Trainable("Glm4MoeLiteForCausalLM", False, False),
 }
-ATTENTION = "grouped"  # the name under which transformers finds `grouped_attention`
 # A model without an MTP layer, and the architecture that it is served as once it has one.
 BECOMES = {"Qwen2ForCausalLM": "MiMoForCausalLM", llama.ARCHITECTURE: "MiMoForCausalLM"}
-
-
-def grouped_attention(
-    module: torch.nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor,
-    scaling: float | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
-    """Attention in which the query heads that share a KV head are further rows of that head.
-
-    transformers' own repeats the keys of each KV head instead, which costs a decode step of many
-    rows several times its matrix products.
-
-    Args:
-        query: [batch, heads, rows, dim]; key, value: [batch, kv_heads, keys, dim].
-        attention_mask: bool [batch or 1, 1, rows, keys]; the caller's, never transformers' own.
-
-    Returns:
-        [batch, rows, heads, value_dim], and no weights.
-    """
-    batch, heads, rows, dim = query.shape
-    groups = heads // key.shape[1]
-    mask = attention_mask.repeat(1, 1, groups, 1)
-    folded = query.reshape(batch, key.shape[1], groups * rows, dim)
-    out = F.scaled_dot_product_attention(folded, key, value, mask, scale=scaling)
-    return out.reshape(batch, heads, rows, -1).transpose(1, 2), None
 
 
 @dataclass(frozen=True)
@@ -139,7 +110,7 @@ class Target:
 
     def check_whole(self) -> None:
         """Refuses a folder that lacks a tensor of the target or its tokenizer, or whose model is
-        not served, before hours go by.
+        not served or cannot be built, before hours go by.
 
         Raises:
             CheckpointError: naming the first that is missing or of another shape, or the field of
@@ -155,6 +126,7 @@ class Target:
             refuse_untrainable(self.quantized, self.is_llama, self.device)
         self.check_tensors()
         self.check_tokenizer()
+        self.skeleton()
 
     def check_tensors(self) -> None:
         """Refuses a folder that lacks a tensor of the target.
@@ -234,12 +206,38 @@ class Target:
 
     @cached_property
     def model_config(self) -> Any:
-        """transformers' config, for attention and experts by plain PyTorch."""
-        config = self.model_class.config_class.from_dict(dict(self.config.fields))
+        """transformers' config, for attention and experts by plain PyTorch.
+
+        Raises as `skeleton`.
+        """
+        with self._by_transformers():
+            config = self.model_class.config_class.from_dict(dict(self.config.fields))
         config._attn_implementation, config._experts_implementation = ATTENTION, "eager"
         if kinds := getattr(config, "mlp_layer_types", None):  # of the MTP layer too
             config.mlp_layer_types = [*kinds, "sparse" if self.family.mtp_is_sparse else "dense"]
         return config
+
+    def skeleton(self) -> Any:
+        """transformers' model on the meta device, without MTP layers.
+
+        Raises:
+            CheckpointError: transformers makes none of config.json.
+        """
+        with self._by_transformers(), torch.device("meta"):
+            return self.model_class(self.model_config)
+
+    @contextmanager
+    def _by_transformers(self) -> Iterator[None]:
+        try:
+            yield
+        except CheckpointError:
+            raise
+        except Exception as error:  # each of its configs and models has its own
+            reason = " ".join(str(error).split())
+            raise CheckpointError(
+                f"{self.config.path} makes no {self.trainable.model_class} of transformers "
+                f"({type(error).__name__}: {reason}); correct it"
+            ) from None
 
     @cached_property
     def quantized(self) -> Checkpoint:

@@ -34,7 +34,7 @@ class Builder:
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(folder)
             self.vocab_size: int = json.loads((folder / "config.json").read_text())["vocab_size"]
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # each config and tokenizer of transformers has its own
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise SourceError(
                 f"{folder} has no tokenizer and config.json that load ({lines[0]}): name a "
