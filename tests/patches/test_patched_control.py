@@ -1,4 +1,4 @@
-"""Patches of what a control request gets back: each does what our hook does."""
+"""Patches of what a request gets back that failed: each does what our hook does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, get_origin
 
+import msgspec
 import pytest
 from fastapi import HTTPException
 
@@ -60,9 +61,21 @@ def test_0026_sends_nothing_to_nobody(patched):
     assert process(patched, ContinueGenerationReqInput()) == []
 
 
-def test_0026_still_raises_what_a_client_waits_for(patched):
-    with pytest.raises(KeyError):
-        process(patched, SimpleNamespace(batch=[SimpleNamespace(positional_embed_overrides=None)]))
+def test_0026_answers_each_client_that_waits_for_tokens(patched):
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput as Request
+
+    from sglang_ascend.plugin.requests.control_failures import failed_answer
+
+    missing = {field.name: None for field in msgspec.structs.fields(Request) if field.required}
+    batch = [Request(**missing | {"rid": rid}) for rid in ("a", "b")]
+    theirs = process(patched, SimpleNamespace(batch=batch))
+    assert [type(answer).__name__ for answer in theirs] == ["AbortReq", "AbortReq"]
+    for answer, request in zip(theirs, batch, strict=True):
+        ours = failed_answer(request, KeyError("kv_cache"))
+        assert answer.rid == ours.rid == request.rid
+        message, reason = answer.finished_reason["message"], ours.finished_reason
+        assert reason["message"].startswith(message)
+        assert answer.finished_reason == reason | {"message": message}
 
 
 def ask(patched: Any, answer: Any) -> list[Any]:

@@ -6,11 +6,15 @@ The function is cut out of the patched file and run by itself, in a namespace of
 from __future__ import annotations
 
 import math
+import numbers
 from contextlib import nullcontext
+from copy import deepcopy
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 
@@ -206,14 +210,27 @@ def test_0012_refuses_what_our_hook_refuses(patched, ids, min_new_tokens):
 
     from sglang_ascend.plugin.requests.checks import refuse_unservable_parameters
 
-    theirs = patched("0012", "verify", **vars(sampling_params))
+    theirs = patched("0012", "verify", **vars(sampling_params), numbers=numbers)
     params = sampling_params.SamplingParams(stop_token_ids=ids, min_new_tokens=min_new_tokens)
     refused = bool(min_new_tokens and ids and not all(0 <= token < 50 for token in ids))
     wrong = pytest.raises(ValueError, match="stop_token_ids") if refused else nullcontext()
     with wrong:
-        theirs(params, 50)
+        theirs(deepcopy(params), 50)
     with wrong:
         refuse_unservable_parameters(lambda *arguments: None, params, 50)
+
+
+@pytest.mark.sglang
+def test_0012_leaves_out_stop_tokens_of_nobody_as_our_hook_does(patched):
+    from sglang.srt.sampling import sampling_params
+
+    from sglang_ascend.plugin.requests.checks import refuse_unservable_parameters
+
+    theirs = patched("0012", "verify", **vars(sampling_params), numbers=numbers)
+    for verify in (theirs, partial(refuse_unservable_parameters, lambda *arguments: None)):
+        params = sampling_params.SamplingParams(stop_token_ids=[-1, 7, 50])
+        verify(params, 50)
+        assert params.stop_token_ids == {7}
 
 
 @pytest.mark.sglang
@@ -228,6 +245,11 @@ def test_0012_refuses_what_our_hook_refuses(patched, ids, min_new_tokens):
         ({"repetition_penalty": 1e-50}, "repetition_penalty"),
         ({"top_k": 2**31 - 1}, None),
         ({"top_k": 2**31}, "top_k"),
+        ({"max_new_tokens": 4.0}, "max_new_tokens"),
+        ({"max_new_tokens": np.int64(4), "ignore_eos": 1}, None),
+        ({"stream_interval": "3"}, "stream_interval"),
+        ({"skip_special_tokens": []}, "skip_special_tokens"),
+        ({"json_schema": {"type": "object"}}, "json_schema"),
     ],
 )
 def test_0012_refuses_other_values_that_our_hook_refuses(patched, values, named):
@@ -235,7 +257,7 @@ def test_0012_refuses_other_values_that_our_hook_refuses(patched, values, named)
 
     from sglang_ascend.plugin.requests.checks import refuse_unservable_parameters
 
-    theirs = patched("0012", "verify", **vars(sampling_params))
+    theirs = patched("0012", "verify", **vars(sampling_params), numbers=numbers)
     params = sampling_params.SamplingParams(**values)
     with pytest.raises(ValueError, match=named) if named else nullcontext():
         theirs(params, 50)

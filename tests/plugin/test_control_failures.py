@@ -1,4 +1,4 @@
-"""A control request whose handler raises is answered with a 400; SGLang's scheduler ends instead.
+"""A request whose handler raises is answered with a 400; SGLang's scheduler ends instead.
 
 The scheduler and the HTTP process are stand-ins; dispatch, messages and waiting are SGLang's.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import HTTPException
 
@@ -115,13 +116,30 @@ def test_one_that_could_not_is_refused_before_any_rank_is_asked(tmp_path):
     assert not sent
 
 
-def test_whoever_waits_for_tokens_is_not_left_waiting():
-    from sglang.srt.managers.io_struct import BatchTokenizedGenerateReqInput
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_whoever_waits_for_tokens_is_told_and_the_others_of_a_batch_are_served(is_batch):
+    from sglang.srt.managers import io_struct
 
-    dispatcher = scheduler([(BatchTokenizedGenerateReqInput, fail)])._request_dispatcher
-    batch = BatchTokenizedGenerateReqInput(batch=[object()])
-    with pytest.raises(Broken):
-        dispatcher(batch)
+    request_type = io_struct.TokenizedGenerateReqInput
+    fields = {field.name: None for field in msgspec.structs.fields(request_type) if field.required}
+    good, bad = (request_type(**fields | {"rid": rid}) for rid in ("good", "bad"))
+    served: list[str] = []
+
+    def admit(request: Any) -> None:
+        served.append(request.rid) if request is good else fail(request)
+
+    sent: list[Any] = []
+    made = scheduler([(request_type, admit)])
+    made.send_abort_output = lambda answer, request: sent.append((answer, request))
+    batch = io_struct.BatchTokenizedGenerateReqInput(batch=[bad, good])
+    for request in [batch] if is_batch else batch.batch:
+        assert made._request_dispatcher(request) is None
+    assert served == ["good"]
+    ((answer, request),) = sent
+    assert request is bad
+    assert answer.rid == "bad"
+    assert answer.finished_reason["status_code"] == 400
+    assert "failed with Broken('no recorder')" in answer.finished_reason["message"]
 
 
 def test_what_nobody_waits_for_is_not_answered():

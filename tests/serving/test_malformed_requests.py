@@ -29,6 +29,12 @@ def sampled(**parameters: Any) -> tuple[str, dict[str, Any]]:
     return generate(sampling_params=greedy(2) | parameters)
 
 
+def vertex(**parameters: Any) -> tuple[str, dict[str, Any]]:
+    """Of a path that judges no types."""
+    fields = {"sampling_params": greedy(2) | parameters}
+    return "/vertex_generate", {"instances": [{"input_ids": PROMPT}], "parameters": fields}
+
+
 def chat(**fields: Any) -> tuple[str, dict[str, Any]]:
     return "/v1/chat/completions", {"model": "default", "max_tokens": 2} | fields
 
@@ -56,6 +62,9 @@ MALFORMED = {
     "invalid regex": sampled(regex="(["),
     "invalid JSON schema": sampled(json_schema="{not json"),
     "two grammars": sampled(regex="a+", json_schema="{}"),
+    "schema that is no text": vertex(json_schema={"type": "object"}),
+    "length that is no whole number": vertex(max_new_tokens=2.0),
+    "interval of another type": vertex(stream_interval="3"),
     "parameters of another type": generate(sampling_params="greedy"),
     "ids of another type": generate(input_ids="abc"),
     "fractional ids": generate(input_ids=[1.5]),
@@ -63,6 +72,7 @@ MALFORMED = {
     "id far past the vocabulary": generate(input_ids=[10**9]),
     "negative id": generate(input_ids=[-1, 5]),
     "one bad id in a batch": generate(input_ids=[PROMPT, [5, VOCAB_SIZE]]),
+    "session of another type": generate(session_params={"id": {}}),
     "no ids": generate(input_ids=[]),
     "no prompt": generate(input_ids=None),
     "no ids in a batch": generate(input_ids=[PROMPT, []]),
@@ -96,6 +106,17 @@ def test_a_malformed_request_is_refused_and_the_server_goes_on(
     body = response.json()
     assert body.get("error") or body.get("message"), response.text[:500]
     assert_still_serves(mtp_server)
+
+
+def test_a_stop_token_of_nobody_stops_nothing_beside_any_request(
+    mtp_server: LaunchedServer,
+) -> None:
+    """SGLang indexes the logits of every request of a batch of which one has min_new_tokens."""
+    other = {"temperature": 0, "max_new_tokens": 8}
+    samplings = [greedy(8) | {"stop_token_ids": [-7, 10**9]}, other | {"min_new_tokens": 4}]
+    replies = mtp_server.generate([PROMPT, PROMPT], samplings)
+    (alone,) = mtp_server.generate([PROMPT], greedy(8))
+    assert replies[0].tokens == alone.tokens
 
 
 def test_a_body_that_is_no_json_is_refused_and_the_server_goes_on(

@@ -65,9 +65,9 @@ COMMON_HOOKS = (
     Hook(
         target="sglang.srt.sampling.sampling_params.SamplingParams.verify",
         replacement=f"{_OURS}.requests.checks.refuse_unservable_parameters",
-        why="a stop token id outside the vocabulary, with min_new_tokens, a bias that float32 or a "
-        "top_k that int32 does not hold, ends the server",
-        delete_when="core validates stop_token_ids, top_k and the values of logit_bias",
+        why="a stop token id outside the vocabulary beside min_new_tokens, a value of another "
+        "type, a bias that float32 or a top_k that int32 does not hold, ends the server",
+        delete_when="core validates types, stop_token_ids, top_k and the values of logit_bias",
         sources=("986c49ca8a7a0874",),
         patch="0012-validate-stop-token-ids.patch",
         kind="around",
@@ -102,8 +102,8 @@ COMMON_HOOKS = (
     Hook(
         target="sglang.srt.managers.scheduler.Scheduler.init_request_dispatcher",
         replacement=f"{_OURS}.requests.control_failures.answer_failures",
-        why="what the handler of a control request raises ends the server",
-        delete_when="the scheduler answers a control request that failed",
+        why="what a request's handler raises ends the server",
+        delete_when="the scheduler answers a request that failed",
         sources=("48dc90e4b962117a",),
         patch="0026-answer-failed-control-requests.patch",
         kind="after",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from numbers import Integral
 from typing import Any
 
 import dill
 import orjson
+from msgspec.structs import fields
 from sglang.srt.managers.embed_types import PositionalEmbeds
 from sglang.srt.sampling import custom_logit_processor
 from sglang.srt.sampling.custom_logit_processor import ThinkingBudgetLogitProcessor
@@ -18,6 +20,13 @@ Model = type[ThinkingBudgetLogitProcessor]  # whose tokens a thinking budget goe
 # Beyond these logits leave what float32 holds, and a row of them is no distribution.
 LARGEST_BIAS, LEAST_REPETITION_PENALTY = 1e30, 1e-6
 LARGEST_TOP_K = 2**31 - 1  # SGLang's tensor of them is int32
+# What a value of a declared type is, and in words; others are compared before they are used.
+KINDS = {
+    bool: (Integral, "true or false"),
+    int: (Integral, "a whole number"),
+    int | None: (Integral, "a whole number"),
+    str | None: (str, "text"),
+}
 
 
 def refuse_unservable_request(
@@ -66,12 +75,23 @@ def refuse_unservable_request(
     validate(self, obj, input_ids)
 
 
+@cache
+def _judged(parameters: type) -> list[tuple[str, tuple[type, str]]]:
+    """Fields whose types are judged, and what they must be."""
+    return [(field.name, KINDS[field.type]) for field in fields(parameters) if field.type in KINDS]
+
+
 def refuse_unservable_parameters(verify: Callable[..., None], self: Any, vocab_size: int) -> None:
     """Around ``SamplingParams.verify``. Raises ValueError, which becomes a 400.
 
-    Only ``min_new_tokens`` makes the server index logits with stop tokens; else those of no token
-    just never occur.
+    ``/generate`` has judged the types of what it was sent; other paths and programs have not. Stop
+    tokens index logits where any request of the batch has ``min_new_tokens``. Without it those of
+    no token just never occur, and are left out.
     """
+    for name, (kind, words) in _judged(type(self)):
+        value = getattr(self, name)
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{name} is of type {type(value).__name__}: send {words}.")
     for token, bias in (self.logit_bias or {}).items():
         if not isinstance(bias, int | float) or not abs(bias) <= LARGEST_BIAS:
             raise ValueError(
@@ -91,6 +111,8 @@ def refuse_unservable_parameters(verify: Callable[..., None], self: Any, vocab_s
             f"stop_token_ids contains {wrong[0]}, which is no token of this model: "
             f"send ids from 0 to {vocab_size - 1}."
         )
+    if wrong:
+        self.stop_token_ids = set(self.stop_token_ids).difference(wrong)
     verify(self, vocab_size)
 
 

@@ -1,11 +1,12 @@
-"""A control request that fails gets an answer; in SGLang one whose handler raises, or whose profile
-cannot be written, ends the server."""
+"""A request whose handler raises gets an answer, and so does a profile that cannot be written; in
+SGLang each ends the server."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -19,21 +20,27 @@ logger = logging.getLogger(__name__)
 
 # Marks a failure in ``rid``, the one field that every answer has and none of these uses.
 FAILED = "failed: "
+TOKENIZED = io_struct.TokenizedGenerateReqInput, io_struct.TokenizedEmbeddingReqInput
 
 
 def answer_failures(result: None, self: Any) -> None:
     """After ``Scheduler.init_request_dispatcher``: what a handler raises becomes an answer."""
     dispatch = self._request_dispatcher
 
-    def dispatch_or_answer(request: Any) -> Any:
+    def answered(request: Any) -> Any:
         try:
             return dispatch(request)
         except Exception as error:
-            # A client that waits for tokens would wait forever.
-            if self._tokenized_requests(request):
-                raise
             logger.exception("%s failed", type(request).__name__)
             return failed_answer(request, error)
+
+    def dispatch_or_answer(request: Any) -> Any:
+        # Those of a batch one by one, as SGLang's handler of batches takes them.
+        requests_for_tokens = self._tokenized_requests(request)
+        for one in requests_for_tokens:
+            if (refusal := answered(one)) is not None:
+                self.send_abort_output(refusal, one)
+        return None if requests_for_tokens else answered(request)
 
     self._request_dispatcher = dispatch_or_answer
 
@@ -41,10 +48,13 @@ def answer_failures(result: None, self: Any) -> None:
 def failed_answer(request: Any, error: Exception) -> Any:
     """What the HTTP process waits for after ``request``, marked as failed; None if nothing."""
     name = type(request).__name__
+    sentence = f"{name} failed with {error!r}: its traceback is in the server's log."
+    if isinstance(request, TOKENIZED):
+        reason = {"type": "abort", "status_code": HTTPStatus.BAD_REQUEST, "message": sentence}
+        return io_struct.AbortReq(rid=request.rid, finished_reason=reason)
     answer_type = getattr(io_struct, f"{name.removesuffix('Input')}Output", None)
     if answer_type is None:
         return None
-    sentence = f"{name} failed with {error!r}: its traceback is in the server's log."
     blank = {bool: False, str: sentence, dict: {}, list: []}
     values = {
         # A field that both have tells whose answer this is: the session of an OpenSessionReqInput.
