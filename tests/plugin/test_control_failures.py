@@ -116,6 +116,26 @@ def test_one_that_could_not_is_refused_before_any_rank_is_asked(tmp_path):
     assert not sent
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"profile_by_stage": True}, "profile_by_stage needs num_steps"),
+        ({"start_step": 1, "activities": ["CPU", "MEM"]}, "MEM, which no CPU has"),
+        ({"profile_by_stage": True, "num_steps": 2, "activities": ["RPD"]}, "RPD, which no CPU"),
+    ],
+)
+def test_a_profile_that_fails_between_two_batches_is_refused_before(tmp_path, fields, said):
+    from sglang.srt.managers.communicator import FanOutCommunicator
+    from sglang.srt.managers.io_struct import ProfileReq
+
+    sent: list[Any] = []
+    request = ProfileReq(output_dir=str(tmp_path), **fields)
+    with pytest.raises(HTTPException, match=said) as refused:
+        asyncio.run(FanOutCommunicator(sent.append, fan_out=1)(request))
+    assert refused.value.status_code == 400
+    assert not sent
+
+
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_whoever_waits_for_tokens_is_told_and_the_others_of_a_batch_are_served(is_batch):
     from sglang.srt.managers import io_struct

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import requests
@@ -146,6 +146,18 @@ def test_a_profile_that_could_not_be_written_is_refused(
     assert tokens_of(server) == expected
     refused = send(server, Operation("post", "/stop_profile"), b"")
     assert "Profiling is not in progress" in refused.text, "none was started"
+
+
+@pytest.mark.parametrize(
+    "fields", [{"profile_by_stage": True}, {"start_step": 1, "activities": ["MEM"]}]
+)
+def test_a_profile_that_would_fail_between_two_batches_is_refused(
+    server: LaunchedServer, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    expected = tokens_of(server)
+    asked = json.dumps({"output_dir": str(tmp_path), **fields}).encode()
+    assert send(server, Operation("post", "/start_profile"), asked).status_code == 400
+    assert tokens_of(server) == expected
 
 
 def test_a_profile_of_the_decode_steps_is_written(server: LaunchedServer, tmp_path: Path) -> None:

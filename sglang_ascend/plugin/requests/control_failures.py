@@ -1,4 +1,4 @@
-"""A request whose handler raises gets an answer, and so does a profile that cannot be written; in
+"""A request whose handler raises gets an answer, and so does a profile that cannot be taken; in
 SGLang each ends the server."""
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from fastapi import HTTPException
 from msgspec.structs import fields
 from sglang.srt.managers import io_struct
 
+from sglang_ascend.plugin.device import device_profile
 from sglang_ascend.plugin.errors import unwritable
 
 logger = logging.getLogger(__name__)
 
 # Marks a failure in ``rid``, the one field that every answer has and none of these uses.
 FAILED = "failed: "
+ABSENT_ON_CPU = frozenset({"MEM", "CUDA_PROFILER", "RPD"})
 TOKENIZED = io_struct.TokenizedGenerateReqInput, io_struct.TokenizedEmbeddingReqInput
 
 
@@ -70,7 +72,7 @@ async def refuse_failed(
 ) -> list[Any]:
     """Around ``FanOutCommunicator.__call__``. A failure of any rank becomes a 400."""
     if isinstance(obj, io_struct.ProfileReq):
-        _refuse_unwritable_profile(obj)
+        _refuse_failing_profile(obj)
     answers = await call(self, obj)
     for answer in answers:
         if (answer.rid or "").startswith(FAILED):
@@ -81,10 +83,15 @@ async def refuse_failed(
     return answers
 
 
-def _refuse_unwritable_profile(request: io_struct.ProfileReq) -> None:
-    """Where a profile has ``num_steps`` it is written between two batches, and no handler waits."""
+def _refuse_failing_profile(request: io_struct.ProfileReq) -> None:
+    """Some profiles begin or end between two batches, where no handler waits."""
     if request.req_type != io_struct.ProfileReqType.START_PROFILE:
         return
+    if request.profile_by_stage and not request.num_steps:
+        raise HTTPException(400, "profile_by_stage needs num_steps: send the steps of a stage.")
+    absent = ABSENT_ON_CPU.intersection(request.activities or ())
+    if absent and device_profile().emulates:
+        raise HTTPException(400, f"activities contains {min(absent)}, which no CPU has: send CPU.")
     folder = request.output_dir or os.getenv("SGLANG_TORCH_PROFILER_DIR", "/tmp")
     if reason := unwritable(Path(folder).expanduser()):
         raise HTTPException(
