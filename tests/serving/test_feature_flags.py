@@ -10,6 +10,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launched_server import LaunchedServer, Reply, ServerConfig, greedy
@@ -164,6 +165,32 @@ def test_a_prompt_of_embeddings_gives_the_tokens_of_its_ids(
             response = server.post("/generate", input_embeds=embeddings, sampling_params=greedy(24))
             assert response.status_code == 200, response.text[:500]
             assert response.json()["output_ids"] == whole.tokens
+
+
+@pytest.mark.parametrize("variant", ["synchronous"])
+def test_prompts_of_embeddings_and_of_ids_are_served_at_once(
+    servers: ServerPool,
+    model_folder: Path,
+    prompts: Prompts,
+    reference: ReferenceModel,
+    variant: str,
+) -> None:
+    """SGLang gives a batch of both the rows of the embeddings alone."""
+    pair: list[LaunchedServer] = servers.get(*pair_with(model_folder, SYNCHRONOUS))
+    table = reference.model.get_input_embeddings().weight
+    expected = tokens_of(pair[0].generate(prompts[:8], greedy(24)))
+    bodies: list[dict[str, Any]] = [
+        {"input_embeds": table[prompt].tolist()} if i % 2 else {"input_ids": prompt}
+        for i, prompt in enumerate(prompts[:8])
+    ]
+    for server in pair:
+        with ThreadPoolExecutor(len(bodies)) as pool:
+            asked = [
+                pool.submit(server.post, "/generate", sampling_params=greedy(24), **body)
+                for body in bodies
+            ]
+        assert [request.result().json()["output_ids"] for request in asked] == expected
+        assert max(server.logged_batch_sizes("Prefill")) > 1
 
 
 @pytest.mark.parametrize("variant", ["a draft vocabulary"])

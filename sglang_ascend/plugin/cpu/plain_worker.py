@@ -10,6 +10,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 
 from sglang_ascend.plugin.mtp.disaggregation import keep_indices_on_host
 from sglang_ascend.plugin.requests.penalties import RequestPenalties, asks_penalties
+from sglang_ascend.plugin.requests.prompt_embeddings import embed_other_prompts
 from sglang_ascend.plugin.requests.seeds import RequestSeeds, SeededSampler
 from sglang_ascend.plugin.requests.weight_updates import follow_weight_updates
 
@@ -51,6 +52,8 @@ class PlainWorker(TpModelWorker):
 
     def _prepare(self, batch: ScheduleBatch) -> None:
         keep_indices_on_host(batch)
+        if batch.forward_mode.is_extend():
+            embed_other_prompts(batch, self.model_runner.model)
         if not batch.sampling_info.is_all_greedy:
             self.seeds.give(batch)
         if not asks_penalties(batch):

@@ -38,6 +38,7 @@ from sglang_ascend.plugin.observability.step import (
     make_timeline,
     make_watchdog,
 )
+from sglang_ascend.plugin.requests.prompt_embeddings import embed_other_prompts
 from sglang_ascend.plugin.requests.seeds import RequestSeeds
 from sglang_ascend.sampling.lossy import Threshold
 from sglang_ascend.speculative.captured import CapturedPhases, CapturedSteps
@@ -79,17 +80,15 @@ class MTPWorker(EAGLEWorkerV2):
     ) -> None:
         """EAGLEWorkerV2.__init__, which names its own draft worker class (patch 0009)."""
         BaseSpecWorker.__init__(self)
-        self.server_args, self.gpu_id = server_args, gpu_id
+        self.server_args, self.gpu_id, self._target_worker = server_args, gpu_id, target_worker
         self.device, self.page_size = get_device().device, get_schedule().page_size
         spec = get_spec()
-        self.topk = spec.speculative_eagle_topk
+        self.topk, self.adaptive_controller = spec.speculative_eagle_topk, None
         self.speculative_num_steps = spec.speculative_num_steps
         self.speculative_num_draft_tokens = spec.speculative_num_draft_tokens
         self.speculative_algorithm = SpeculativeAlgorithm.from_string(spec.speculative_algorithm)
         self.enable_dp_spec_prefill_coordination = False
-        self.adaptive_controller = None
         self.plan_stream, self.plan_stream_ctx = get_plan_stream(self.device)
-        self._target_worker = target_worker
         self._draft_worker = self.draft_worker_cls(server_args, gpu_id, nccl_port, target_worker)
 
     def forward_batch_generation(
@@ -188,6 +187,7 @@ class MTPWorker(EAGLEWorkerV2):
 
     def _prefill(self, batch: ScheduleBatch, *args: Any) -> GenerationBatchResult:
         """As SGLang's, with the start of what is counted of each request's output."""
+        embed_other_prompts(batch, self.models.target.model)
         self.sampling_parts.before_prefill(batch)
         if self.chains is not None:
             self.draft_worker.skipped = self.chains.before_prefill(batch, self.models)
