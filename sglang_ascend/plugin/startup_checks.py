@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 from sglang.srt.arg_groups.resolution_hooks import register_resolution_hook
+from sglang.srt.environ import envs
 
 from sglang_ascend import env
 from sglang_ascend.plugin.device import device_profile
@@ -25,6 +26,8 @@ from sglang_ascend.speculative.config import DRAFT_MODEL, NAME, STANDALONE
 
 # SGLang's names, which it does not serve on a CPU and reserves, and ours.
 SERVED_AS = {"NEXTN": NAME, "EAGLE": NAME, STANDALONE: DRAFT_MODEL}
+
+HTTP_WORKER_TIMEOUT_S = 120
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ def register_startup_checks() -> None:
         if algorithm == NAME or hooked_from_the_start():
             apply_hooks()
             require_hooks()
+            load_in_http_workers()
         if algorithm in (NAME, DRAFT_MODEL):
             warn_of_unknown_variables()
             refuse_bad_checkpoint(server_args)
@@ -58,6 +62,17 @@ def serve_as_ours(server_args: Any) -> None:
     if (ours := SERVED_AS.get(asked)) is not None:
         declare_resolution(server_args, "sglang_ascend", speculative_algorithm=ours)
         logger.info("--speculative-algorithm %s is served as %s on this platform.", asked, ours)
+
+
+def load_in_http_workers() -> None:
+    """What the processes of ``--tokenizer-worker-num`` import is in the environment. One that is
+    still importing after SGLang's 10 s is ended, and the next one too."""
+    for variable, value in (
+        (envs.SGLANG_HTTP_SERVER_APP_PATH, "sglang_ascend.plugin.http_workers:app"),
+        (envs.SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT, HTTP_WORKER_TIMEOUT_S),
+    ):
+        if not variable.is_set():
+            variable.set(value)
 
 
 def warn_of_unknown_variables() -> None:

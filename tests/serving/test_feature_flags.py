@@ -193,6 +193,23 @@ def test_prompts_of_embeddings_and_of_ids_are_served_at_once(
         assert max(server.logged_batch_sizes("Prefill")) > 1
 
 
+@pytest.mark.parametrize("variant", ["tokenizers"])
+def test_http_processes_beside_each_other_know_the_algorithm_and_judge_requests(
+    servers: ServerPool, model_folder: Path, prompts: Prompts, variant: str
+) -> None:
+    """SGLang loads no plugin in them: they knew no MTP, and no server started."""
+    plain, mtp = plain_and_mtp(model_folder)
+    several = replace(mtp, flags=(*mtp.flags, "--tokenizer-worker-num", "2"))
+    pair = servers.get(plain, several)
+    expected, found = ask_both(pair, lambda server: server.generate_each(prompts, greedy(40), 8))
+    assert tokens_of(found) == tokens_of(expected)
+    assert tokens_per_step(found) > 1.3
+    for _ in range(8):  # whichever process takes it
+        refused = pair[1].post("/generate", input_ids=[10**9], sampling_params=greedy(2))
+        assert refused.status_code == 400
+        assert "which is no token of this model" in refused.text
+
+
 @pytest.mark.parametrize("variant", ["a draft vocabulary"])
 def test_a_weight_update_reaches_the_head_of_a_draft_vocabulary(
     servers: ServerPool,
