@@ -136,6 +136,22 @@ def test_a_profile_that_fails_between_two_batches_is_refused_before(tmp_path, fi
     assert not sent
 
 
+def test_a_threshold_that_is_refused_at_start_is_not_set_later():
+    from sglang.srt.managers.communicator import FanOutCommunicator
+    from sglang.srt.managers.io_struct import SetInternalStateReq, SetInternalStateReqOutput
+
+    sent: list[Any] = []
+    for name in ("single", "acc"):
+        request = SetInternalStateReq(server_args={f"speculative_accept_threshold_{name}": 0.5})
+        with pytest.raises(HTTPException, match="would change replies and is not served"):
+            asyncio.run(FanOutCommunicator(sent.append, fan_out=1)(request))
+    assert not sent
+    answer = SetInternalStateReqOutput(updated=True)
+    dispatcher = scheduler([(SetInternalStateReq, lambda request: answer)])._request_dispatcher
+    exact = SetInternalStateReq(server_args={"speculative_accept_threshold_single": 1.0})
+    assert ask(exact, dispatcher) == [answer]
+
+
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_whoever_waits_for_tokens_is_told_and_the_others_of_a_batch_are_served(is_batch):
     from sglang.srt.managers import io_struct

@@ -73,6 +73,8 @@ async def refuse_failed(
     """Around ``FanOutCommunicator.__call__``. A failure of any rank becomes a 400."""
     if isinstance(obj, io_struct.ProfileReq):
         _refuse_failing_profile(obj)
+    if isinstance(obj, io_struct.SetInternalStateReq):
+        _refuse_lossy_thresholds(obj)
     answers = await call(self, obj)
     for answer in answers:
         if (answer.rid or "").startswith(FAILED):
@@ -97,3 +99,12 @@ def _refuse_failing_profile(request: io_struct.ProfileReq) -> None:
         raise HTTPException(
             400, f"output_dir {folder} cannot hold a profile ({reason}): name a folder that can."
         )
+
+
+def _refuse_lossy_thresholds(request: io_struct.SetInternalStateReq) -> None:
+    """SGLang's step would keep other drafts by them. A start refuses them too."""
+    for name, value in request.server_args.items():
+        if name.startswith("speculative_accept_threshold_") and value != 1:
+            raise HTTPException(
+                400, f"{name} would change replies and is not served: see docs/sampling.md."
+            )
