@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from sglang_ascend.models import catalog
 from sglang_ascend.plugin.doctor import command as doctor
 from sglang_ascend.plugin.doctor.report import Report, Section
 
@@ -73,7 +74,7 @@ def test_an_installation_as_pinned_has_no_problem_and_every_part_is_listed():
     )
     served = {row["flag"]: row["served by"] for row in sections["Registered"]}
     assert served["--speculative-algorithm MTP"].startswith("sglang_ascend.plugin.")
-    assert {row["model"] for row in sections["Models"]} == {"smollm2-mtp", "nano-deepseek"}
+    assert {row["model"] for row in sections["Models"]} == set(catalog.MODELS)
 
 
 def test_without_sglang_it_says_so_and_checks_the_rest():
