@@ -21,7 +21,6 @@ from sglang_ascend.checkpoint.families import (
     target_tensors,
 )
 from sglang_ascend.checkpoint.folder import check_tokenizer, local_folder
-from sglang_ascend.checkpoint.layers import Expected
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.checkpoint.shards import read_tensors
 from sglang_ascend.checkpoint.tensors import (
@@ -61,9 +60,6 @@ class OpenedCheckpoint:
     family: Family | None
     tensors: Mapping[str, TensorEntry]
     quantized_modules: frozenset[str]
-
-    def missing(self, expected: Iterable[Expected]) -> list[str]:
-        return missing_tensors(expected, self.tensors, self.quantized_modules)
 
 
 def validate_checkpoint(
@@ -199,7 +195,7 @@ def _check_mtp_layer(draft: OpenedCheckpoint) -> list[TensorEntry]:
     held = [tensor for name, tensor in draft.tensors.items() if name.startswith(prefix)]
     _check_num_mtp_layers(draft, has_tensors=bool(held))
     expected = mtp_tensors(family, draft.config)
-    missing = draft.missing(expected)
+    missing = missing_tensors(expected, draft.tensors, draft.quantized_modules)
     if missing:
         num_required = sum(not e.optional for e in expected)
         raise CheckpointError(
