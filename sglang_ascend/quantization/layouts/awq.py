@@ -15,10 +15,10 @@ from torch import Tensor
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.quantization.formats import INT4
 from sglang_ascend.quantization.layouts.base import (
-    Layout,
     ModuleTensors,
     Scheme,
     SettingError,
+    UniformLayout,
     integer_setting,
     spread_groups,
 )
@@ -29,7 +29,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 HALF = 8
 
 
-class Awq(Layout):
+class Awq(UniformLayout):
     name: ClassVar[str] = "awq"
 
     def __init__(self, entries: Mapping[str, TensorEntry], settings: Mapping[str, Any]) -> None:
@@ -46,11 +46,6 @@ class Awq(Layout):
             ("qweight", "qzeros", "scales"),
             group_size=None if group_size == -1 else group_size,
         )
-
-    def scheme(self, module: str) -> Scheme | None:
-        if not any(self.holds(module, suffix) for suffix in self._scheme.suffixes):
-            return None
-        return self._complete(module, self._scheme)
 
     def read(self, module: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         if self.scheme(module) is None:

@@ -195,6 +195,17 @@ class Layout:
         return scheme
 
 
+class UniformLayout(Layout):
+    """All quantized modules have one scheme: those that have any of its tensors."""
+
+    _scheme: Scheme
+
+    def scheme(self, module: str) -> Scheme | None:
+        if not any(self.holds(module, suffix) for suffix in self._scheme.suffixes):
+            return None
+        return self._complete(module, self._scheme)
+
+
 class SettingError(CheckpointError):
     """A setting of quantization_config that cannot be read."""
 

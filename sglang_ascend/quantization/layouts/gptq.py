@@ -17,10 +17,10 @@ from torch import Tensor
 from sglang_ascend.checkpoint.reader import TensorEntry
 from sglang_ascend.quantization.formats import FORMATS
 from sglang_ascend.quantization.layouts.base import (
-    Layout,
     ModuleTensors,
     Scheme,
     SettingError,
+    UniformLayout,
     integer_setting,
     spread_groups,
 )
@@ -30,7 +30,7 @@ from sglang_ascend.quantization.weight import QuantizedWeight
 ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
 
-class Gptq(Layout):
+class Gptq(UniformLayout):
     name: ClassVar[str] = "gptq"
 
     def __init__(self, entries: Mapping[str, TensorEntry], settings: Mapping[str, Any]) -> None:
@@ -52,11 +52,6 @@ class Gptq(Layout):
             ("g_idx",),
             group_size=None if group_size == -1 else group_size,
         )
-
-    def scheme(self, module: str) -> Scheme | None:
-        if not any(self.holds(module, suffix) for suffix in self._scheme.suffixes):
-            return None
-        return self._complete(module, self._scheme)
 
     def read(self, module: str, tensors: Mapping[str, Tensor]) -> QuantizedWeight:
         if self.scheme(module) is None:
