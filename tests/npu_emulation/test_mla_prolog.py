@@ -15,7 +15,7 @@ import torch_npu
 
 from npu_emulation.goldens import kvcache, mla, norms, rotary
 from sglang_ascend.ops.npu import CallRefused, CheckedCalls
-from sglang_ascend.ops.npu.constraints.mla import FRACTAL_NZ
+from sglang_ascend.ops.npu.constraint import FRACTAL_NZ
 
 ROWS, HIDDEN, RANK, HEADS, NOPE, LATENT, ROPE, PAGE = 3, 24, 12, 2, 6, 10, 8, 16
 EPS_CQ, EPS_CKV = 0.25, 0.5

@@ -15,6 +15,7 @@ import torch
 DOCS = "torch_npu 2.13.0, _op_plugin_docs.py"
 FLOATS = (torch.float16, torch.bfloat16)
 FLOATS_AND_FP32 = (*FLOATS, torch.float32)
+FRACTAL_NZ = 29  # the storage format of tiles of 16 x 32 bytes
 
 
 @dataclass(frozen=True)

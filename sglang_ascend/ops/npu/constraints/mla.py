@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import torch
 
-from sglang_ascend.ops.npu.constraint import Constraints, Rule, rule
+from sglang_ascend.ops.npu.constraint import FRACTAL_NZ, Constraints, Rule, rule
 
-FRACTAL_NZ = 29
 HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 Q_LORA_RANK, KV_LORA_RANK, NOPE_DIM, ROPE_DIM = 1536, 512, 128, 64
 # (line, quote, argument, its values)

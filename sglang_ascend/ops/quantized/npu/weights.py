@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from sglang_ascend.ops.npu.constraint import FRACTAL_NZ
 from sglang_ascend.ops.quantized import integer, weight_only
 from sglang_ascend.ops.quantized.weights import IntegerWeight, PreparedCodes, WeightOnly
 
-FRACTAL_NZ = 29  # tiles of 16 x 32 bytes
 # No product takes a matrix of more rows or columns; a head on one rank often has.
 MOST_COLUMNS = 65535
 
