@@ -205,10 +205,10 @@ def evaluate(
     """
     use_threads(threads)
     from sglang_ascend.training.acceptance import evaluate as measure
-    from sglang_ascend.training.draft_vocabulary import listed_in
     from sglang_ascend.training.generation import outputs as replies
     from sglang_ascend.training.generation.prompt_files import read_prompts
     from sglang_ascend.training.targets.start import own_layer, trained_layer
+    from sglang_ascend.training.vocabulary.draft_list import listed_in
 
     target = _open(folder, device, may_be_quantized=True)
     layer = trained_layer(target, *runs) if runs else own_layer(target)
@@ -230,7 +230,7 @@ def vocabulary(
     from transformers import AutoTokenizer
 
     from sglang_ascend.checkpoint.config import read_config
-    from sglang_ascend.training.draft_vocabulary import frequent_ids, write_draft_vocabulary
+    from sglang_ascend.training.vocabulary.draft_list import frequent_ids, write_draft_vocabulary
 
     vocab_size = read_config(folder).size("vocab_size")
     special_ids = AutoTokenizer.from_pretrained(folder).all_special_ids

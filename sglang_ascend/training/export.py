@@ -13,7 +13,7 @@ from safetensors import safe_open
 from sglang_ascend.checkpoint import validate_checkpoint
 from sglang_ascend.checkpoint.folder import let_others_read
 from sglang_ascend.checkpoint.shards import INDEX_NAME, read_tensors
-from sglang_ascend.files import replaced, write_json
+from sglang_ascend.files import new_folder, replaced, write_json
 from sglang_ascend.quantization.convert import convert
 from sglang_ascend.quantization.layouts.modelslim import ModelSlim
 from sglang_ascend.quantization.layouts.ours import SIDE_FILE, read_side_file, write_side_file
@@ -41,10 +41,14 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
     """
     if out.exists() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty: name a new folder.")
-    out.mkdir(parents=True, exist_ok=True)
-    if target.config.quantized:
-        out.rmdir()
-        return _export_quantized(target, layer, out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(out, "OUT") as folder:
+        write = _write_quantized if target.config.quantized else _write
+        write(target, layer, folder)
+        validate_checkpoint(folder)
+
+
+def _write(target: Target, layer: MTPLayer, out: Path) -> None:
     new = layer.to_checkpoint()
     if target.is_llama:
         new |= zero_tensors(target.config, torch.bfloat16)
@@ -61,7 +65,6 @@ def export(target: Target, layer: MTPLayer, out: Path) -> None:
             shutil.copyfile(path, out / path.name)
     write_json(out / "config.json", target.served_config)
     let_others_read(out)
-    validate_checkpoint(out)
 
 
 def export_layer(layer: MTPLayer, path: Path) -> None:
@@ -71,7 +74,7 @@ def export_layer(layer: MTPLayer, path: Path) -> None:
         save_tensors(layer.to_checkpoint(), part, {"format": "pt"})
 
 
-def _export_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
+def _write_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
     """In the layout of the target; what it says of each file's hash is said anew."""
     source = target.quantized
     with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as beside:
@@ -84,6 +87,7 @@ def _export_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
             entries=kept | read_tensors(Path(beside)),
             schemes=schemes,
         )
+        out.rmdir()
         name = "modelslim" if isinstance(source.layout, ModelSlim) else source.layout.name
         convert(joined, out, make_writer(name, source.layout))
     for name in _OF_OLD_LAYER:
@@ -91,7 +95,6 @@ def _export_quantized(target: Target, layer: MTPLayer, out: Path) -> None:
     if (source.folder / SIDE_FILE).exists():
         recipe, _ = read_side_file(source.folder / SIDE_FILE)
         write_side_file(out, {**recipe, "mtp_layer": "trained behind it"})
-    validate_checkpoint(out)
 
 
 def _without_layer(shard: Path, prefix: str) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from sglang_ascend.checkpoint.reader import read_json_object
 from sglang_ascend.training.generation.conversation import REPLY, TEXT, USER
 from sglang_ascend.training.generation.shards import read_shard
-from sglang_ascend.training.trainer import opened_checkpoint
+from sglang_ascend.training.run_folder import opened_checkpoint
 
 PACKAGES = ("torch", "transformers", "safetensors", "numpy")
 

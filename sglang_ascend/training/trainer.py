@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from tqdm import tqdm
 
 from sglang_ascend.files import replaced
@@ -24,12 +21,13 @@ from sglang_ascend.training.data import (
     load_shards,
     shard_paths,
 )
+from sglang_ascend.training.generation.shards import TARGET, read_metadata
 from sglang_ascend.training.interface import in_dtype, run_chain
 from sglang_ascend.training.loss import LossConfig, chain_loss
 from sglang_ascend.training.muon import optimizers_of
+from sglang_ascend.training.run_folder import CHECKPOINT, below, opened_checkpoint
 
 Tensor = torch.Tensor
-CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -227,6 +225,7 @@ class Trainer:
             "pass_number": self.pass_number,
             "batch_number": self.batch_number,
             "shards": self.shards,
+            "target": self._target(),
             "device": str(self.device),
             "config": asdict(self.config),
             "loss": asdict(self.loss),
@@ -234,6 +233,10 @@ class Trainer:
         tensors = {name: value.cpu() for name, value in tensors.items()}
         with replaced(self.out / CHECKPOINT) as part:
             save_tensors(tensors, part, {"progress": json.dumps(progress)})
+
+    def _target(self) -> str | None:
+        """The fingerprint of what wrote the shards, where they say it."""
+        return read_metadata(self.data / self.shards[0]).get(TARGET) if self.shards else None
 
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         """The mutable state that this parameter's optimizer keeps of it."""
@@ -249,11 +252,11 @@ class Trainer:
         with opened_checkpoint(self.out) as file:
             progress = json.loads(file.metadata()["progress"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        self._refuse_other(path, _below("layer.", tensors), progress["config"])
-        self.layer.load_state_dict(_below("layer.", tensors))
+        self._refuse_other(path, below("layer.", tensors), progress["config"])
+        self.layer.load_state_dict(below("layer.", tensors))
         for name, parameter in self.layer.named_parameters():
             self.average[name].copy_(tensors[f"average.{name}"])
-            for key, value in _below(f"optimizer.{name}.", tensors).items():
+            for key, value in below(f"optimizer.{name}.", tensors).items():
                 # torch's optimizers count their steps on the CPU.
                 kept = value if value.dim() == 0 else value.to(self.device)
                 self._state_of(parameter)[key] = kept
@@ -272,28 +275,3 @@ class Trainer:
                 f"--muon-rate is {rate} and was {before} when {path} was written, which holds the "
                 "states of another optimizer: keep it as it was, or name another --out."
             )
-
-
-@contextmanager
-def opened_checkpoint(out: Path) -> Iterator[Any]:
-    """A trainer's. Raises FileNotFoundError: `out` holds none; ValueError: it was damaged since."""
-    path = out / CHECKPOINT
-    if not path.exists():
-        raise FileNotFoundError(f"{out} holds no {CHECKPOINT}: run `train` first.")
-    try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged ({error}): delete it to begin anew.") from None
-
-
-def read_average(out: Path) -> dict[str, Tensor]:
-    """The moving average of the weights in a trainer's folder: what is evaluated and exported."""
-    with opened_checkpoint(out) as file:
-        names = [name for name in file.keys() if name.startswith("average.")]  # noqa: SIM118
-        return _below("average.", {name: file.get_tensor(name) for name in names})
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin with `prefix`, without it."""
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

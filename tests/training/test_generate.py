@@ -15,7 +15,6 @@ from tiny_targets import FAMILIES, WORDS
 from transformers import PreTrainedTokenizerFast
 
 from sglang_ascend.training.data import collate, load_shards, pass_order
-from sglang_ascend.training.draft_vocabulary import frequent_ids, write_draft_vocabulary
 from sglang_ascend.training.generation import generator as generator_module
 from sglang_ascend.training.generation import outputs as outputs_module
 from sglang_ascend.training.generation.conversation import (
@@ -35,6 +34,7 @@ from sglang_ascend.training.generation.outputs import (
 )
 from sglang_ascend.training.generation.shards import read_prompt_list
 from sglang_ascend.training.targets.decoder import Decoder
+from sglang_ascend.training.vocabulary.draft_list import frequent_ids, write_draft_vocabulary
 
 CONFIG = GenerateConfig(
     rows=3,

@@ -12,9 +12,10 @@ from sglang_ascend.training.generation.generate import generate_shards
 from sglang_ascend.training.generation.generator import GenerateConfig
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.provenance import read_log
+from sglang_ascend.training.run_folder import read_average
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import started_layer
-from sglang_ascend.training.trainer import TrainConfig, Trainer, read_average
+from sglang_ascend.training.trainer import TrainConfig, Trainer
 
 STEPS, PER_BATCH = 8, 120
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

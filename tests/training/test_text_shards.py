@@ -10,13 +10,13 @@ from tiny_targets import FAMILIES, write_target
 from transformers import AutoTokenizer
 
 from sglang_ascend.training.data import load_shards
-from sglang_ascend.training.draft_vocabulary import frequent_ids
 from sglang_ascend.training.generation import text as text_module
 from sglang_ascend.training.generation.prompts import prompt_key
 from sglang_ascend.training.generation.text import hidden_states, write_text_shards
 from sglang_ascend.training.provenance import generated
 from sglang_ascend.training.targets import packs
 from sglang_ascend.training.targets.families import Target
+from sglang_ascend.training.vocabulary.draft_list import frequent_ids
 from sglang_ascend.training.vocabulary.sources import parse_sources
 
 PIECES = [torch.arange(length) % 10 for length in (9, 21, 2, 14)]

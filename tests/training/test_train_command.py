@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,13 @@ from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import new_layer, own_layer, trained_layer
 
 STEPS = 4
+KILLED = """
+import os, signal, sys
+from sglang_ascend.cli import app
+from sglang_ascend.training import export
+export.let_others_read = lambda folder: os.kill(os.getpid(), signal.SIGKILL)
+app(sys.argv[1:])
+"""
 
 
 def train(*arguments: object) -> str:
@@ -244,6 +254,50 @@ def test_shards_of_another_target_of_the_same_sizes_are_refused(tmp_path: Path) 
         train(*words, "--target", out)  # the control: the same weights, and an MTP layer
 
 
+def test_a_layer_that_was_trained_for_another_target_of_the_same_sizes_is_refused(
+    tmp_path: Path,
+) -> None:
+    """Its drafts would be wrong, and nothing would say so."""
+    target = write_target(tmp_path / "target", "LlamaForCausalLM")
+    other = write_target(tmp_path / "other", "LlamaForCausalLM", initializer_range=0.4)
+    out, run, held_out = (
+        run_recipe(target, tmp_path, 100, 4),
+        tmp_path / "run",
+        tmp_path / "held_out.json",
+    )
+    own = ("--exclude", held_out, "--tokens", 60, "--rows", 4, "--shard", 4)
+    train("generate", "--target", other, "--data", tmp_path / "own", *own)
+    evaluated = ("--prompts", held_out, "--outputs", tmp_path / "replies.safetensors")
+    for words, sentence in (
+        (("export", "--run", run, tmp_path / "new"), f"{run} holds no layer for {other}"),
+        (("evaluate", "--run", run, *evaluated), f"{run} holds no layer for {other}"),
+        (
+            ("train", "--data", tmp_path / "own", "--out", run, "--max-steps", STEPS + 1),
+            f"{run / 'checkpoint.safetensors'} is of a layer of another model",
+        ),
+    ):
+        result = CliRunner().invoke(app, ["train", *map(str, words), "--target", str(other)])
+        assert result.exit_code == 2, result.output
+        assert sentence in result.stderr
+    assert not (tmp_path / "new").exists()
+    # The control: the target itself, also with its layer joined.
+    for name, folder in (("again", target), ("joined", out)):
+        train("export", "--target", folder, "--run", run, tmp_path / name)
+
+
+def test_a_killed_export_leaves_no_folder_of_its_name(tmp_path: Path) -> None:
+    target = write_target(tmp_path / "target", "MiMoForCausalLM")
+    run_recipe(target, tmp_path, 100, 4)
+    words = ["train", "export", "--target", target, "--run", tmp_path / "run", tmp_path / "new"]
+    killed = subprocess.run([sys.executable, "-c", KILLED, *map(str, words)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert list((tmp_path / ".new.unfinished" / "new").iterdir())
+    assert not (tmp_path / "new").exists()
+    train(*words[1:])
+    validate_checkpoint(tmp_path / "new")
+    assert not list(tmp_path.glob(".new*"))
+
+
 def test_two_runs_become_the_mean_of_their_weights(tmp_path: Path) -> None:
     target = write_target(tmp_path / "target", "MiMoForCausalLM")
     run_recipe(target, tmp_path, 200, 4)
@@ -271,11 +325,14 @@ def test_evaluate_and_provenance_describe_the_exported_folder(tmp_path: Path) ->
     by_run = train("evaluate", "--target", target, "--run", tmp_path / "run", *prompts, *outputs)
     by_folder = train("evaluate", "--target", out, *prompts, *outputs)
     assert json.loads(by_run) == json.loads(by_folder)
-    other = write_target(tmp_path / "other", "DeepseekV3ForCausalLM", initializer_range=0.4)
+    other = shutil.copytree(out, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["model.norm.weight"] *= 2
+    save_file(weights, other / "model.safetensors", {"format": "pt"})
     prompts_file = tmp_path / "others.json"
     prompts_file.write_text('["Write a x ?"]')
     for name, changed in (
-        ("--target", ("--target", other, "--run", tmp_path / "run", *prompts)),
+        ("--target", ("--target", other, *prompts)),
         ("--prompts", ("--target", out, "--prompts", prompts_file, *prompts[2:])),
         ("--max-new-tokens", ("--target", out, *prompts[:2], "--max-new-tokens", 41)),
     ):
@@ -397,7 +454,7 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path, monkeypa
         for words, name in (
             (("generate", *more), "more/shard-000-00000.safetensors"),
             (("export", "--run", run, tmp_path / "mtp.safetensors"), "mtp.safetensors"),
-            (("export", "--run", run, tmp_path / "full"), "full/model.safetensors"),
+            (("export", "--run", run, tmp_path / "full"), ".full.unfinished/full/model.safe"),
         ):
             result = CliRunner().invoke(app, ["train", *map(str, words), "--target", str(target)])
             assert result.exit_code == 2, result.output

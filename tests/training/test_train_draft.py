@@ -21,8 +21,8 @@ from sglang_ascend.training import provenance
 from sglang_ascend.training.draft_model.start import given_model, some_layers
 from sglang_ascend.training.draft_model.student import untrained_student
 from sglang_ascend.training.interface import run_chain
+from sglang_ascend.training.run_folder import CHECKPOINT
 from sglang_ascend.training.targets.families import Target
-from sglang_ascend.training.trainer import CHECKPOINT
 
 STEPS = 60
 BASE = "--tokens 300 --max-length 64 --max-new-tokens 20 --tokens-per-batch 300 --own-share 0.5"

@@ -24,7 +24,7 @@ from sglang_ascend.cli import app
 from sglang_ascend.quantization.writers import saving
 from sglang_ascend.training import provenance
 from sglang_ascend.training.generation.shards import read_prompt_list
-from sglang_ascend.training.trainer import CHECKPOINT
+from sglang_ascend.training.run_folder import CHECKPOINT
 
 STEPS = 60
 PROMPTS = [f"Write the {' x' * n} ? a {'the ' * n}" for n in range(1, 13)]
@@ -270,7 +270,7 @@ def test_a_full_disk_loses_nothing(target, finished, generated, monkeypatch):
     log.unlink()
     for allowed, name in (
         (4, "run/checkpoint.safetensors.part"),
-        (0, "model.part/model.safetensors"),
+        (0, ".model.part.unfinished/model.part/model.safetensors"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(saving, "save_file", full_after(allowed, name))

@@ -16,8 +16,9 @@ from sglang_ascend.training.generation.conversation import FORCED, REPLY, TEXT
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.muon import Muon
 from sglang_ascend.training.provenance import read_log
+from sglang_ascend.training.run_folder import read_average
 from sglang_ascend.training.targets.layer import MTPLayer
-from sglang_ascend.training.trainer import TrainConfig, Trainer, read_average
+from sglang_ascend.training.trainer import TrainConfig, Trainer
 
 VOCABULARY, SIZE = 11, 24
 CONFIG = TrainConfig(

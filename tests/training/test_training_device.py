@@ -16,8 +16,8 @@ from sglang_ascend.ops.attention import paged_gqa
 from sglang_ascend.training import trainer
 from sglang_ascend.training.data import collate
 from sglang_ascend.training.interface import chain_mask
+from sglang_ascend.training.run_folder import CHECKPOINT
 from sglang_ascend.training.targets import decoder, device, layer
-from sglang_ascend.training.trainer import CHECKPOINT
 
 GPU = torch.device("cuda", 0)
 STEPS = 6

@@ -14,7 +14,6 @@ from transformers import AutoTokenizer
 
 from recipes.smollm2_mtp.card.trainer import CardTrainer
 from recipes.smollm2_mtp.card.write import check, write
-from sglang_ascend.training.draft_vocabulary import listed_ids, write_draft_vocabulary
 from sglang_ascend.training.export import export_layer
 from sglang_ascend.training.generation.generator import GenerateConfig
 from sglang_ascend.training.generation.prompt_files import keys_of
@@ -22,6 +21,7 @@ from sglang_ascend.training.targets.device import compute_device
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.start import own_layer
 from sglang_ascend.training.trainer import TrainConfig, Trainer
+from sglang_ascend.training.vocabulary.draft_list import listed_ids, write_draft_vocabulary
 
 
 def main(

@@ -15,7 +15,7 @@ from sglang_ascend.files import write_json
 from sglang_ascend.quantization.writers.saving import save_tensors
 from sglang_ascend.training.draft_model.start import DraftStart
 from sglang_ascend.training.interface import ChainCache
-from sglang_ascend.training.trainer import CHECKPOINT, read_average
+from sglang_ascend.training.run_folder import CHECKPOINT, read_average
 
 Tensor = torch.Tensor
 # Files of a tokenizer and of how a model is asked, by what their names begin with.

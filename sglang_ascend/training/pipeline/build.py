@@ -12,7 +12,6 @@ from sglang_ascend.files import write_json
 from sglang_ascend.speculative.vocabulary.file import FILE_NAME as VOCABULARY
 from sglang_ascend.speculative.vocabulary.file import read_draft_vocabulary
 from sglang_ascend.training.acceptance import evaluate
-from sglang_ascend.training.draft_vocabulary import frequent_ids, write_draft_vocabulary
 from sglang_ascend.training.export import export
 from sglang_ascend.training.loss import LossConfig
 from sglang_ascend.training.pipeline.options import Options
@@ -21,6 +20,7 @@ from sglang_ascend.training.pipeline.stages import Stage
 from sglang_ascend.training.targets.layer import MTPLayer
 from sglang_ascend.training.targets.start import own_layer, started_layer, trained_layer
 from sglang_ascend.training.trainer import Trainer
+from sglang_ascend.training.vocabulary.draft_list import frequent_ids, write_draft_vocabulary
 
 ROUND_SHARE = 4  # of the training are an on-policy round's steps
 

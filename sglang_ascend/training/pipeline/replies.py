@@ -31,8 +31,9 @@ from sglang_ascend.training.pipeline.plots import acceptance_plot, loss_plot
 from sglang_ascend.training.pipeline.stages import Stage, Stages
 from sglang_ascend.training.pipeline.watch import FILE_NAME as ACCEPTANCE_LOG
 from sglang_ascend.training.pipeline.watch import Watch
+from sglang_ascend.training.run_folder import CHECKPOINT
 from sglang_ascend.training.targets.families import Target
-from sglang_ascend.training.trainer import CHECKPOINT, TrainConfig, Trainer
+from sglang_ascend.training.trainer import TrainConfig, Trainer
 from sglang_ascend.training.vocabulary.sources import check_readable, parse_sources
 
 HELD_OUT, PROVENANCE = "held-out.safetensors", "provenance.json"
@@ -259,8 +260,7 @@ class RepliesPipeline(ABC):
     def _export(self) -> None:
         """What was not finished is begun anew; what is takes the old folder's place."""
         part = self.out / "model.part"
-        for left in (part, *self.out.glob(f".{part.name}.*")):  # by a command that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)  # left by a command that was killed
         self._write_model(part)
         (part / PROVENANCE).unlink(missing_ok=True)  # the target's
         write_json(part / PROVENANCE, self._provenance(part))

@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from sglang_ascend.training.data import Sequence, load_shards, shard_paths
-from sglang_ascend.training.generation.origin import checked_fingerprint
+from sglang_ascend.training.generation.origin import checked_fingerprint, fingerprint
+from sglang_ascend.training.run_folder import CHECKPOINT, read_average, trained_for
 from sglang_ascend.training.targets.families import Target
 from sglang_ascend.training.targets.layer import MTPLayer, writes_residual
-from sglang_ascend.training.trainer import CHECKPOINT, read_average
 
 logger = logging.getLogger(__name__)
 START_SHARDS = 8
@@ -44,10 +44,14 @@ def started_layer(target: Target, data: Path, out: Path, seed: int, from_scratch
     weights will be taken, neither is read.
 
     Raises:
-        ValueError: another target wrote a shard of `data`.
+        ValueError: another target wrote a shard of `data`, or `out` is of another's layer.
     """
-    checked_fingerprint(target, shard_paths(data))
+    own = checked_fingerprint(target, shard_paths(data))
     if (out / CHECKPOINT).exists():
+        if trained_for(out) not in (None, own):
+            raise ValueError(
+                f"{out / CHECKPOINT} is of a layer of another model: name another --out."
+            )
         return MTPLayer(target)
     if target.has_own_layer and not from_scratch:
         return own_layer(target)
@@ -69,10 +73,10 @@ def trained_layer(target: Target, *runs: Path) -> MTPLayer:
         FileNotFoundError: nothing was trained in a folder.
         ValueError: what was trained there is no layer of this target.
     """
-    layer = MTPLayer(target)
+    layer, own = MTPLayer(target), fingerprint(target)
     state, averages = layer.state_dict(), [read_average(run) for run in runs]
     for run, average in zip(runs, averages, strict=True):
-        if _shapes(average) != _shapes(state):
+        if _shapes(average) != _shapes(state) or trained_for(run) not in (None, own):
             raise ValueError(f"{run} holds no layer for {target.folder}: name its own --target.")
     layer.load_state_dict(
         {name: torch.stack([average[name] for average in averages]).mean(0) for name in state}
