@@ -136,7 +136,7 @@ class OfAUser:
 
 
 def refused(**fields: Any) -> str:
-    from sglang_ascend.plugin.requests.checks import refuse_unserved_processor
+    from sglang_ascend.plugin.mtp.sampling.served_budgets import refuse_unserved_processor
 
     sent = {"custom_logit_processor": served_class(QWEN)().to_str(), "sampling_params": {}}
     try:
@@ -178,7 +178,7 @@ def test_what_is_no_budget_of_sglangs_is_refused_and_never_unpickled(tmp_path) -
 
 
 def test_a_budget_that_would_be_ignored_is_refused() -> None:
-    from sglang_ascend.plugin.requests.checks import refuse_unserved_processor
+    from sglang_ascend.plugin.mtp.sampling.served_budgets import refuse_unserved_processor
 
     assert "custom_params" in refused(sampling_params={"custom_params": ["thinking_budget"]})
     for budget in ("512", 5.5, [3]):

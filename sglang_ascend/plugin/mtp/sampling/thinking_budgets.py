@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
 
-from sglang_ascend.plugin.requests.checks import Model, budget_model
+from sglang_ascend.plugin.mtp.sampling.served_budgets import Model, budget_model
 from sglang_ascend.plugin.requests.pool_state import PoolState
 from sglang_ascend.sampling.thinking import Budgets, Delimiters, ThinkingSections
 
