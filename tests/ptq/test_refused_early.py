@@ -22,9 +22,9 @@ from sglang_ascend.training.targets.start import new_layer
 
 O_PROJ = "model.layers.1.self_attn.o_proj.weight"
 DAMAGES = {
-    "no embedding": ("model.embed_tokens.weight", lambda t: None, "lacks NAME"),
-    "no head": ("lm_head.weight", lambda t: None, "lacks NAME"),
-    "no last norm": ("model.norm.weight", lambda t: None, "lacks NAME"),
+    "no embedding": ("model.embed_tokens.weight", lambda t: None, "(first NAME, 1 in"),
+    "no head": ("lm_head.weight", lambda t: None, "(first NAME, 1 in"),
+    "no last norm": ("model.norm.weight", lambda t: None, "(first NAME, 1 in"),
     "a short head": ("lm_head.weight", lambda t: t[:-1].contiguous(), "holds NAME with shape [9,"),
     "a short linear": (O_PROJ, lambda t: t[:-1].contiguous(), "holds NAME with shape [23,"),
     "NaN in a norm": ("model.norm.weight", lambda t: t * torch.nan, "NaN or infinity in NAME"),

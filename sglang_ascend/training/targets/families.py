@@ -19,12 +19,18 @@ from safetensors import safe_open
 from sglang_ascend.checkpoint import CheckpointError
 from sglang_ascend.checkpoint.capabilities import missing_capability
 from sglang_ascend.checkpoint.config import ModelConfig, read_config, refuse_remote_code
+from sglang_ascend.checkpoint.errors import shown
 from sglang_ascend.checkpoint.families import Family, find_family, mtp_prefix, target_tensors
 from sglang_ascend.checkpoint.families import mtp_tensors as layer_tensors
 from sglang_ascend.checkpoint.folder import has_tokenizer
 from sglang_ascend.checkpoint.reader import TensorEntry, read_json_object
 from sglang_ascend.checkpoint.shards import read_tensors
-from sglang_ascend.checkpoint.tensors import check_shapes, missing_tensors, modules_of
+from sglang_ascend.checkpoint.tensors import (
+    check_complete,
+    check_shapes,
+    missing_tensors,
+    modules_of,
+)
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.training.targets import llama
 from sglang_ascend.training.targets.attention import ATTENTION, grouped_attention
@@ -136,15 +142,9 @@ class Target:
         """
         modules = modules_of(self.tensors) if self.config.quantized else frozenset[str]()
         zeros = {name for name, _ in llama.zero_biases(self.config)} if self.is_llama else set()
-        for layer in target_tensors(self.family, self.config):
-            expected = [one for one in layer if one.name not in zeros]
-            missing = missing_tensors(expected, self.tensors, modules)
-            if missing:
-                raise CheckpointError(
-                    f"{self.folder} lacks {missing[0]} ({len(missing)} in that layer); copy or "
-                    "download the complete checkpoint again"
-                )
-            check_shapes(expected, self.tensors, self.config)
+        every = target_tensors(self.family, self.config)
+        parts = ([one for one in layer if one.name not in zeros] for layer in every)
+        check_complete(shown(self.folder), parts, self.tensors, modules, self.config)
 
     def check_tokenizer(self) -> None:
         """Raises CheckpointError: there is none in the folder, or a damaged one."""
