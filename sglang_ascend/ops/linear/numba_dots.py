@@ -29,8 +29,8 @@ from sglang_ascend.ops.numba_vectors import (
 )
 
 # Rows of weights that are multiplied at once with up to INPUTS of the input: as many sums as hide
-# the latency of an addition and leave registers, of which AVX-512 has 32.
-WEIGHTS, INPUTS = 2, 8 if LANES == 16 else 4
+# the latency of an addition and leave registers for operands, of 32 with AVX-512 and of 16 without.
+WEIGHTS, INPUTS = 2, 8 if LANES == 16 else 6
 BYTES_AHEAD = 4096
 INT32 = ir.IntType(32)
 HAS_PAIRS = has_features("avx512bf16")
@@ -159,6 +159,8 @@ _dots_of_weight: Any = _dots(1)
 def sum_products(weights, inputs, of_weight, of_input, sums):
     """sums[input, weight], of rows of weights that a cache holds: (address, bytes from row to row,
     number of rows). A sum is made in one order whatever the rows beside it are."""
+    if len(inputs) == 0:  # of an expert that no row goes to
+        return
     _sum_vectors(weights, inputs, of_weight, of_input, sums)
     _sum_rest(weights, inputs, of_weight, of_input, sums)
 
@@ -168,10 +170,11 @@ def _sum_vectors(weights, inputs, of_weight, of_input, sums):
     """Of the columns that fill vectors."""
     address, of_row, count = weights
     n, (num_rows, width), stride = 0, inputs.shape, sums.shape[1]
+    at_once = -(-num_rows // -(-num_rows // INPUTS))  # 8 rows are 4 and 4: 6 and 2 take longer
     while n < count:
         num_weights = WEIGHTS if n + WEIGHTS <= count else 1
-        for row in range(0, num_rows, INPUTS):
-            num_inputs = min(INPUTS, num_rows - row)
+        for row in range(0, num_rows, at_once):
+            num_inputs = min(at_once, num_rows - row)
             x = inputs.ctypes.data + row * width * inputs.itemsize
             at = sums.ctypes.data + 4 * (row * stride + n)
             if num_weights == WEIGHTS:
