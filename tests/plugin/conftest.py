@@ -77,3 +77,9 @@ def loaded_plugins() -> None:
     from sglang.srt.plugins import load_plugins
 
     load_plugins()
+
+
+@pytest.fixture
+def cores_of_all(monkeypatch) -> None:
+    """Several ranks would share the cores of this process, and of every server that it starts."""
+    monkeypatch.setattr("sglang_ascend.plugin.mtp.ranks.share_machine", lambda num_ranks: None)

@@ -1,23 +1,18 @@
-"""`--speculative-algorithm MTP` alone is enough, every default can be set, nothing is dropped.
-
-The arguments go through SGLang's own parser and resolution, as `launch_server` runs them. What MTP
-cannot serve is refused there, in one sentence that names the flag, before any weight is read.
-"""
+"""`--speculative-algorithm MTP` alone is enough, every default can be set, nothing is dropped."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from types import SimpleNamespace
 
 import pytest
+from resolved_arguments import assert_refused, resolve, resolved
 
 from sglang_ascend.plugin import startup_checks
-from sglang_ascend.plugin.device import CUDA, NPU
-from sglang_ascend.plugin.errors import StartupRefused
+from sglang_ascend.plugin.device import CUDA
 
-pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
+pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins", "cores_of_all")]
 
 ALONE = {
     "attention_backend": "ascend",
@@ -45,110 +40,6 @@ OVERRIDES = [
     ("--speculative-adaptive", {"speculative_adaptive": True, "speculative_num_steps": 3}),
     ("--page-size 16", {"page_size": 16, "speculative_num_steps": 3}),
 ]
-
-# Flags beside --speculative-algorithm MTP, and what the refusal must name.
-REFUSED = [
-    (
-        "--disaggregation-mode decode --speculative-use-rejection-sampling",
-        "--speculative-use-rejection-sampling with --disaggregation-mode",
-    ),
-    ("--speculative-num-steps 0", "--speculative-num-steps"),
-    ("--speculative-num-steps -1", "--speculative-num-steps"),
-    ("--speculative-num-steps 16", "--speculative-num-steps"),
-    ("--speculative-num-draft-tokens 1", "--speculative-num-draft-tokens"),
-    ("--speculative-num-draft-tokens 17", "--speculative-num-draft-tokens"),
-    ("--speculative-eagle-topk 2", "--speculative-eagle-topk"),
-    ("--speculative-eagle-topk 0", "--speculative-eagle-topk"),
-    (
-        "--speculative-num-steps 3 --speculative-num-draft-tokens 3",
-        "--speculative-num-draft-tokens",
-    ),
-    ("--pp-size 2", "--pp-size"),
-    ("--page-size 0", "--page-size below 1"),
-    ("--page-size -1", "--page-size below 1"),
-    ("--tp-size 2 --dp-size 2 --enable-dp-attention", "--enable-dp-attention"),
-    ("--tp-size 2 --attn-dp-size 2", "--attn-dp-size"),
-    ("--enable-multi-layer-eagle", "--enable-multi-layer-eagle"),
-    (
-        "--speculative-adaptive --speculative-adaptive-config a.json",
-        "--speculative-adaptive-config",
-    ),
-    (
-        "--speculative-adaptive --enable-hierarchical-cache",
-        "--speculative-adaptive with --enable-hierarchical-cache",
-    ),
-    (
-        "--speculative-adaptive --disaggregation-mode decode",
-        "--speculative-adaptive with --disaggregation-mode",
-    ),
-    ("--tp-size 2 --ep-size 2", "--ep-size above 1"),
-    ("--enable-hierarchical-cache", "--enable-hierarchical-cache on a CPU"),
-    ("--speculative-token-map map.pt", "--speculative-token-map"),
-    ("--speculative-accept-threshold-single 0.5", "--speculative-accept-threshold-single"),
-    ("--speculative-accept-threshold-acc 0.5", "--speculative-accept-threshold-acc"),
-    ("--attention-backend torch_native", "--attention-backend"),
-    ("--attention-backend intel_amx", "--attention-backend"),
-    ("--prefill-attention-backend torch_native", "--prefill-attention-backend"),
-    ("--decode-attention-backend torch_native", "--decode-attention-backend"),
-    ("--speculative-draft-attention-backend triton", "--speculative-draft-attention-backend"),
-    ("--moe-a2a-backend deepep", "--moe-a2a-backend deepep"),
-    ("--speculative-draft-window-size 64", "--speculative-draft-window-size"),
-    ("--enable-return-routed-experts", "--enable-return-routed-experts"),
-    ("--enable-return-indexer-topk", "--enable-return-indexer-topk"),
-    ("--is-embedding", "--is-embedding"),
-    ("--enable-lora --max-lora-rank 8 --lora-target-modules all", "--enable-lora"),
-    ("--lora-paths adapter=./adapter", "--lora-paths"),
-    (
-        "--enable-custom-logit-processor --enable-mixed-chunk",
-        "--enable-custom-logit-processor with --enable-mixed-chunk",
-    ),
-    (
-        "--enable-custom-logit-processor --disaggregation-mode decode",
-        "--enable-custom-logit-processor with --disaggregation-mode",
-    ),
-    ("--enable-watermark", "--enable-watermark"),
-    ("--grammar-backend outlines", "--grammar-backend outlines"),
-    ("--enable-streaming-session", "--enable-streaming-session"),
-    ("--enable-pdmux --disable-overlap-schedule --chunked-prefill-size -1", "--enable-pdmux"),
-    ("--tp-size 2", "--tp-size"),
-    (
-        "--disaggregation-mode decode --disaggregation-transfer-backend nixl",
-        "--disaggregation-transfer-backend",
-    ),
-    (
-        "--disaggregation-mode decode --disaggregation-transfer-backend ascend",
-        "--disaggregation-transfer-backend ascend",
-    ),
-    (
-        "--disaggregation-mode decode --disaggregation-decode-retraction-backup host_pool",
-        "--disaggregation-decode-retraction-backup host_pool",
-    ),
-    (
-        "--disaggregation-mode prefill --disaggregation-enable-kv-checksum",
-        "--disaggregation-enable-kv-checksum",
-    ),
-]
-
-
-@pytest.fixture(autouse=True)
-def leave_the_environment(monkeypatch):
-    """Several ranks would share the cores of this process, and of every server that it starts."""
-    monkeypatch.setattr("sglang_ascend.plugin.mtp.ranks.share_machine", lambda num_ranks: None)
-
-
-def resolve(folder, flags: str):
-    from sglang.srt.server_args import prepare_server_args
-
-    common = ["--model-path", str(folder), "--skip-tokenizer-init"]
-    server_args = prepare_server_args([*common, *flags.split()])
-    server_args.resolve_once()
-    return server_args
-
-
-def resolved(server_args, name: str):
-    from sglang.srt.arg_groups.overrides import resolution_result
-
-    return resolution_result(server_args, name)
 
 
 def test_the_flag_alone_gets_every_default(tiny_mimo):
@@ -229,23 +120,6 @@ def test_sglangs_names_on_a_cpu_are_ours(tiny_mimo, name, flags):
     assert resolved(theirs, "speculative_algorithm") == "MTP"
 
 
-@pytest.mark.parametrize("name", ["NEXTN", "EAGLE"])
-def test_a_tree_under_sglangs_names_is_refused_on_a_cpu(tiny_mimo, name):
-    flags = "--speculative-num-steps 3 --speculative-eagle-topk 2 --speculative-num-draft-tokens 8"
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, f"--speculative-algorithm {name} {flags}")
-    assert_one_sentence(str(refusal.value), "--speculative-eagle-topk 2 asks for a tree")
-
-
-@pytest.mark.parametrize(("flags", "named"), REFUSED, ids=[flags for flags, _ in REFUSED])
-def test_what_mtp_cannot_serve_is_refused_in_one_sentence_that_names_the_flag(
-    tiny_mimo, flags, named
-):
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, f"--speculative-algorithm MTP {flags}")
-    assert_one_sentence(str(refusal.value), named)
-
-
 @pytest.mark.parametrize(
     ("flags", "rows"), [("", 9), ("--speculative-num-steps 10", 11)], ids=["default", "longer"]
 )
@@ -257,139 +131,6 @@ def test_the_longest_chain_is_the_lookup_s_where_that_is_longer(
     assert resolved(server_args, "speculative_num_draft_tokens") == rows
 
 
-LOOKUPS = {"SGLANG_ASCEND_LOOKUP_DRAFTS": "8"}
-ENDED_CHAINS = {"SGLANG_ASCEND_DRAFT_P_MIN": "0.25"}
-LOSSY = {"SGLANG_ASCEND_LOSSY_ACCEPTANCE": "threshold:0.3"}
-RELAXED = {"SGLANG_ASCEND_LOSSY_ACCEPTANCE": "relaxed:2,0.3"}
-
-
-@pytest.mark.parametrize(
-    ("variables", "flag", "named"),
-    [
-        (LOOKUPS, "--enable-hierarchical-cache", "--enable-hierarchical-cache"),
-        (LOOKUPS, "--disaggregation-mode decode", "--disaggregation-mode"),
-        (ENDED_CHAINS, "--disaggregation-mode decode", "--disaggregation-mode"),
-        (ENDED_CHAINS, "--speculative-adaptive", "--speculative-adaptive"),
-        (ENDED_CHAINS | LOSSY, "", "SGLANG_ASCEND_LOSSY_ACCEPTANCE"),
-        (RELAXED, "--skip-tokenizer-init", "--skip-tokenizer-init"),
-    ],
-)
-def test_what_a_variable_cannot_serve_is_refused(tiny_mimo, monkeypatch, variables, flag, named):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, f"--speculative-algorithm MTP {flag}")
-    assert_one_sentence(str(refusal.value), f"{next(iter(variables))} with {named}")
-
-
-NUMBER, PROBABILITY = "a number between 0 and 15", "a probability between 0 and 1"
-UNUSABLE = [
-    *(("SGLANG_ASCEND_LOOKUP_DRAFTS", value, NUMBER) for value in ("many", "16", "-1", "²", "")),
-    *(("SGLANG_ASCEND_DRAFT_P_MIN", value, PROBABILITY) for value in ("much", "1.5", "-0.1")),
-    *(("SGLANG_ASCEND_DRAFT_P_MIN", value, PROBABILITY) for value in ("nan", "")),
-]
-
-
-@pytest.mark.parametrize(("name", "value", "meant"), UNUSABLE)
-def test_a_value_that_is_none_is_refused(tiny_mimo, monkeypatch, name, value, meant):
-    monkeypatch.setenv(name, value)
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(str(refusal.value), meant)
-
-
-@pytest.fixture
-def on_npu(monkeypatch):
-    for module in ("refusals", "adaptive.refusals", "disaggregation"):
-        name = f"sglang_ascend.plugin.mtp.{module}.device_profile"
-        monkeypatch.setattr(name, lambda: NPU)
-
-
-@pytest.mark.usefixtures("on_npu")
-def test_a_value_that_an_npu_would_read_in_its_first_step_is_refused_at_start(
-    tiny_mimo, monkeypatch
-):
-    monkeypatch.setenv("SGLANG_ASCEND_TRUST_COPY_ORDER", "yes")
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_TRUST_COPY_ORDER='yes' is not usable")
-
-
-@pytest.mark.usefixtures("on_npu")
-def test_decode_rows_in_a_prefill_are_refused_on_an_npu(tiny_mimo):
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, "--speculative-algorithm MTP --enable-mixed-chunk")
-    assert_one_sentence(str(refusal.value), "--enable-mixed-chunk")
-
-
-@pytest.mark.usefixtures("on_npu")
-def test_adaptive_drafting_is_served_on_an_npu(tiny_mimo):
-    flags = "--speculative-algorithm MTP --speculative-adaptive"
-    assert resolve(tiny_mimo, flags).speculative_adaptive
-
-
-@pytest.mark.usefixtures("on_npu")
-def test_lookups_are_refused_on_an_npu(tiny_mimo, monkeypatch):
-    monkeypatch.setenv("SGLANG_ASCEND_LOOKUP_DRAFTS", "8")
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_LOOKUP_DRAFTS on this device")
-
-
-@pytest.mark.usefixtures("on_npu")
-@pytest.mark.parametrize(
-    ("flags", "named"),
-    [
-        ("--disaggregation-transfer-backend mooncake", "--disaggregation-transfer-backend"),
-        (
-            "--disaggregation-transfer-backend ascend --speculative-use-rejection-sampling",
-            "--speculative-use-rejection-sampling with --disaggregation-mode",
-        ),
-        (
-            "--disaggregation-transfer-backend ascend "
-            "--disaggregation-decode-retraction-backup host_pool",
-            "--disaggregation-decode-retraction-backup host_pool",
-        ),
-        ("--disaggregation-transfer-backend ascend", "memfabric"),
-    ],
-)
-def test_a_decode_server_on_an_npu_is_refused_what_is_not_served_there(tiny_mimo, flags, named):
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, f"--speculative-algorithm MTP --disaggregation-mode decode {flags}")
-    assert_one_sentence(str(refusal.value), named)
-
-
-@pytest.mark.usefixtures("on_npu")
-def test_a_tiled_cache_is_refused_on_an_npu(tiny_mimo, monkeypatch):
-    monkeypatch.setenv("SGLANG_USE_FIA_NZ", "1")
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(str(refusal.value), "SGLANG_USE_FIA_NZ")
-
-
-@pytest.mark.usefixtures("on_npu")
-def test_a_model_of_sparse_attention_is_refused_on_an_npu(tiny_mimo, monkeypatch):
-    """Its index_topk is what tells it: without that the same model passes."""
-    from sglang_ascend.plugin.npu import latent_attention
-
-    config = SimpleNamespace(architectures=["DeepseekV32ForCausalLM"], index_topk=None)
-    model = SimpleNamespace(hf_config=config, hf_text_config=SimpleNamespace(to_dict=dict))
-    monkeypatch.setattr(latent_attention, "model_config_of", lambda server_args: model)
-    resolve(tiny_mimo, "--speculative-algorithm MTP")
-    config.index_topk = 2048
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(str(refusal.value), "index_topk")
-
-
-def assert_one_sentence(text: str, named: str) -> None:
-    assert text.startswith("sglang-ascend: ")
-    assert named in text
-    assert "\n" not in text
-    # A full stop ends the sentence; those inside 0.5.23 or a path are followed by no space.
-    assert re.findall(r"[.!?](?=\s)", text) == []
-
-
 def test_a_trace_folder_is_made_before_any_process_starts(tiny_mimo, monkeypatch, tmp_path):
     monkeypatch.setenv("SGLANG_ASCEND_TRACE", str(tmp_path / "a" / "b"))
     resolve(tiny_mimo, "--speculative-algorithm MTP")
@@ -399,9 +140,7 @@ def test_a_trace_folder_is_made_before_any_process_starts(tiny_mimo, monkeypatch
 @pytest.mark.parametrize("folder", ["/dev/null", "/dev/null/folder", "  "])
 def test_a_trace_folder_that_can_hold_none_is_refused(tiny_mimo, monkeypatch, folder):
     monkeypatch.setenv("SGLANG_ASCEND_TRACE", folder)
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_TRACE=")
+    assert_refused(tiny_mimo, "--speculative-algorithm MTP", "SGLANG_ASCEND_TRACE=")
 
 
 def test_a_trace_is_refused_where_another_worker_runs_the_step(tiny_mimo, monkeypatch):
@@ -409,9 +148,7 @@ def test_a_trace_is_refused_where_another_worker_runs_the_step(tiny_mimo, monkey
 
     monkeypatch.setenv("SGLANG_ASCEND_TRACE", "/dev/null")
     monkeypatch.setattr(startup_checks, "device_profile", lambda: CUDA)
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(str(refusal.value), "SGLANG_ASCEND_TRACE traces the step")
+    assert_refused(tiny_mimo, "--speculative-algorithm MTP", "SGLANG_ASCEND_TRACE traces the step")
 
 
 def test_without_speculation_other_backends_are_left_alone(tiny_mimo):

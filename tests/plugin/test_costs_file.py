@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_algorithm import assert_one_sentence, resolve
+from resolved_arguments import assert_refused, resolve
 
-from sglang_ascend.plugin.errors import StartupRefused
 from sglang_ascend.speculative.adaptive.costs import kept as kept_costs
 from sglang_ascend.speculative.adaptive.costs.every_load import Costs
 from sglang_ascend.speculative.adaptive.costs.kept import KeptCosts
@@ -19,12 +17,6 @@ pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
 
 VARIABLE = "SGLANG_ASCEND_ADAPTIVE_COSTS"
 ADAPTIVE = "--speculative-algorithm MTP --speculative-adaptive"
-
-
-def refusal_of(folder: Path, flags: str = ADAPTIVE) -> str:
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(folder, flags)
-    return str(refusal.value)
 
 
 def test_a_file_is_begun_before_any_process_starts(tiny_mimo, monkeypatch, tmp_path):
@@ -39,14 +31,14 @@ def test_a_file_is_begun_before_any_process_starts(tiny_mimo, monkeypatch, tmp_p
 @pytest.mark.parametrize("path", ["/dev/null/costs.json", "/nowhere/costs.json", "/", "  "])
 def test_a_path_that_can_hold_none_is_refused(tiny_mimo, monkeypatch, path):
     monkeypatch.setenv(VARIABLE, path)
-    assert_one_sentence(refusal_of(tiny_mimo), f"{VARIABLE}=")
+    assert_refused(tiny_mimo, ADAPTIVE, f"{VARIABLE}=")
 
 
 def test_a_file_of_something_else_is_refused_and_left_as_it_is(tiny_mimo, monkeypatch, tmp_path):
     path = tmp_path / "mine.json"
     path.write_text('{"mine": 1}')
     monkeypatch.setenv(VARIABLE, str(path))
-    assert_one_sentence(refusal_of(tiny_mimo), f"{VARIABLE}: {path} holds no costs")
+    assert_refused(tiny_mimo, ADAPTIVE, f"{VARIABLE}: {path} holds no costs")
     assert path.read_text() == '{"mine": 1}'
 
 
@@ -57,14 +49,14 @@ def test_costs_of_another_server_are_refused(tiny_mimo, monkeypatch, tmp_path, f
     resolve(tiny_mimo, ADAPTIVE)
     found = kept_costs.read(path)
     kept_costs.write(path, KeptCosts(of=found.of | {flag: "other"}, loads=[]))
-    assert_one_sentence(refusal_of(tiny_mimo), f"with {flag} other")
+    assert_refused(tiny_mimo, ADAPTIVE, f"with {flag} other")
     assert kept_costs.read(path).of[flag] == "other"
 
 
 def test_without_adaptive_drafting_nothing_reads_it(tiny_mimo, monkeypatch, tmp_path):
     monkeypatch.setenv(VARIABLE, str(tmp_path / "costs.json"))
-    refusal = refusal_of(tiny_mimo, "--speculative-algorithm MTP")
-    assert_one_sentence(refusal, f"{VARIABLE} without --speculative-adaptive")
+    named = f"{VARIABLE} without --speculative-adaptive"
+    assert_refused(tiny_mimo, "--speculative-algorithm MTP", named)
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_algorithm import assert_one_sentence, resolve, resolved
+from resolved_arguments import assert_refused, resolve, resolved
 
 from sglang_ascend.models.catalog import model_path
 from sglang_ascend.plugin.device import CUDA, NPU
-from sglang_ascend.plugin.errors import StartupRefused
 
 pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
 NUM_RANKS = 2
@@ -174,10 +173,10 @@ def test_both_spellings_are_served(nano_deepseek, head):
     ],
 )
 def test_what_was_not_seen_to_keep_ranks_together_is_refused(nano_deepseek, flags):
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(nano_deepseek, f"{DP_ATTENTION} {flags}")
     flag = flags.split()[0]
-    assert_one_sentence(str(refusal.value), f"(or --enable-dp-attention) with {flag}")
+    assert_refused(
+        nano_deepseek, f"{DP_ATTENTION} {flags}", f"(or --enable-dp-attention) with {flag}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,24 +185,22 @@ def test_what_was_not_seen_to_keep_ranks_together_is_refused(nano_deepseek, flag
 )
 def test_what_lets_a_rank_choose_its_forwards_is_refused(nano_deepseek, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(nano_deepseek, DP_ATTENTION)
-    assert_one_sentence(str(refusal.value), f"(or --enable-dp-attention) with {name}")
+    assert_refused(nano_deepseek, DP_ATTENTION, f"(or --enable-dp-attention) with {name}")
 
 
 def test_several_ranks_share_the_heads_of_a_request(nano_deepseek):
     flags = "--speculative-algorithm MTP --tp-size 6 --attn-dp-size 2"
     assert resolved(resolve(nano_deepseek, flags), "attn_dp_size") == 2
     # 4,096 tokens in three parts.
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(nano_deepseek, f"{flags} --enable-dp-lm-head")
-    assert_one_sentence(str(refusal.value), "with --enable-dp-lm-head and a --tp-size of 6")
+    assert_refused(
+        nano_deepseek,
+        f"{flags} --enable-dp-lm-head",
+        "with --enable-dp-lm-head and a --tp-size of 6",
+    )
 
 
 def test_other_models_are_refused(tiny_mimo, nano_deepseek):
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(tiny_mimo, DP_ATTENTION)
-    assert_one_sentence(str(refusal.value), "--enable-dp-attention) with MiMoForCausalLM")
+    assert_refused(tiny_mimo, DP_ATTENTION, "--enable-dp-attention) with MiMoForCausalLM")
 
 
 @pytest.mark.parametrize("tp_size", [2, 4])
@@ -220,6 +217,4 @@ def test_a_device_whose_step_is_sglang_s_is_refused(nano_deepseek, monkeypatch):
     from sglang_ascend.plugin.mtp import refusals
 
     monkeypatch.setattr(refusals, "device_profile", lambda: CUDA)
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(nano_deepseek, DP_ATTENTION)
-    assert_one_sentence(str(refusal.value), "--enable-dp-attention) on this device")
+    assert_refused(nano_deepseek, DP_ATTENTION, "--enable-dp-attention) on this device")

@@ -4,12 +4,12 @@ was not seen to work with one is refused at start, in one sentence that names th
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from resolved_arguments import assert_one_sentence
 from tiny_targets import write_target
 
 from sglang_ascend.plugin.errors import StartupRefused
@@ -69,9 +69,7 @@ def resolved(server_args: Any, name: str) -> Any:
 def assert_refused(models: Path, named: str, *args: str) -> None:
     with pytest.raises(StartupRefused) as refusal:
         resolve(models, *args)
-    sentence = str(refusal.value)
-    assert sentence.startswith("sglang-ascend: ") and named in sentence, sentence
-    assert "\n" not in sentence and re.findall(r"[.!?](?=\s)", sentence) == []
+    assert_one_sentence(str(refusal.value), named)
 
 
 @pytest.mark.parametrize("name", ["STANDALONE", "standalone"])

@@ -6,12 +6,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from resolved_arguments import assert_refused, resolve
 from serving.quantized_checkpoints import write_quantized
-from test_algorithm import assert_one_sentence, resolve
 
 from sglang_ascend.models.catalog import model_path
 from sglang_ascend.plugin.device import NPU
-from sglang_ascend.plugin.errors import StartupRefused
 
 pytestmark = [pytest.mark.sglang, pytest.mark.usefixtures("loaded_plugins")]
 FLAGS = "--speculative-algorithm MTP --tp-size 2 --moe-a2a-backend deepep"
@@ -43,42 +42,40 @@ def on_npu(monkeypatch):
     ],
 )
 def test_what_was_not_seen_beside_it_is_refused(flags, named):
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(model_path("nano-deepseek"), f"{FLAGS} {flags}")
-    assert_one_sentence(str(refusal.value), f"deepep with {named}")
+    assert_refused(model_path("nano-deepseek"), f"{FLAGS} {flags}", f"deepep with {named}")
 
 
 def test_data_parallel_attention_is_refused_beside_it():
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(model_path("nano-deepseek"), f"{FLAGS} --dp-size 2 --enable-dp-attention")
-    assert_one_sentence(str(refusal.value), "--attn-dp-size above 1")
+    assert_refused(
+        model_path("nano-deepseek"),
+        f"{FLAGS} --dp-size 2 --enable-dp-attention",
+        "--attn-dp-size above 1",
+    )
 
 
 @pytest.mark.parametrize("flags", [FLAGS, DP_ATTENTION])
 def test_quantized_weights_are_served_by_sglang_s_own_methods_only(tmp_path, flags):
     int8 = write_quantized(model_path("nano-deepseek"), tmp_path / "int8", "W8A8_DYNAMIC")
     resolve(int8, f"{flags} --quantization modelslim")
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(int8, flags)
-    assert_one_sentence(str(refusal.value), "add --quantization modelslim")
+    assert_refused(int8, flags, "add --quantization modelslim")
 
 
 @pytest.mark.parametrize("backend", ["mooncake", "ascend_fuseep"])
 def test_other_exchanges_are_refused(backend):
     flags = FLAGS.replace("deepep", backend)
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(model_path("nano-deepseek"), flags)
-    assert_one_sentence(str(refusal.value), f"--moe-a2a-backend {backend}")
+    assert_refused(model_path("nano-deepseek"), flags, f"--moe-a2a-backend {backend}")
 
 
 @pytest.mark.parametrize(("held", "needed"), [(11, 12), (1, 12)])
 def test_buffers_that_hold_no_verification_are_refused(monkeypatch, held, needed):
     """Four rows of each of five requests, and of one that makes them even, on two ranks."""
     monkeypatch.setenv(BUFFERS, str(held))
-    with pytest.raises(StartupRefused) as refusal:
-        resolve(model_path("nano-deepseek"), f"{FLAGS} --max-running-requests 5")
-    assert_one_sentence(str(refusal.value), f"{BUFFERS} is {held}")
-    assert f"at least {needed}" in str(refusal.value)
+    assert_refused(
+        model_path("nano-deepseek"),
+        f"{FLAGS} --max-running-requests 5",
+        f"{BUFFERS} is {held}",
+        f"at least {needed}",
+    )
 
 
 def test_buffers_that_just_hold_it_are_accepted(monkeypatch):

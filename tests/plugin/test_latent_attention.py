@@ -4,10 +4,10 @@ an NPU is settled at start."""
 from __future__ import annotations
 
 import json
-import re
 import shutil
 
 import pytest
+from resolved_arguments import assert_one_sentence
 
 from sglang_ascend.models.catalog import model_path
 from sglang_ascend.plugin.device import NPU
@@ -77,9 +77,3 @@ def test_a_tiled_cache_is_refused_with_the_prolog_and_without(resolve, monkeypat
     with pytest.raises(StartupRefused) as refusal:
         resolve()
     assert_one_sentence(str(refusal.value), TILED_CACHE, "unset it", f"{PROLOG} may stay")
-
-
-def assert_one_sentence(text: str, *named: str) -> None:
-    assert text.startswith("sglang-ascend: ")
-    assert [name for name in named if name not in text] == []
-    assert re.findall(r"[.!?](?=\s)", text) == []
