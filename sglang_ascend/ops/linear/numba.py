@@ -28,10 +28,13 @@ from sglang_ascend.ops.linear.reference import PreparedWeight
 from sglang_ascend.ops.numba_cache import cfunc, njit
 from sglang_ascend.ops.numba_floats import array_at, narrow
 from sglang_ascend.ops.numba_threads import num_threads, parallel_region, run_on_threads, take
+from sglang_ascend.ops.numba_vectors import LANES
 
 HAS_TILES = has_tiles()
 # Beyond these oneDNN's blocks of a packed weight are as fast, by the dtype that it multiplies.
 MOST_ROWS = {torch.float32: 16, torch.bfloat16: 6 if HAS_PAIRS else 2}
+# The same of a float32 weight that is read as bfloat16. Without AVX-512 oneDNN is slower.
+MOST_NARROW_ROWS = 16 if LANES == 16 else 32
 # A weight as small as this, a router's of few experts, is multiplied by 64 rows in less time than
 # oneDNN takes to be called.
 SMALL = 1 << 12
@@ -46,8 +49,11 @@ def prepare(weight: torch.Tensor) -> PreparedWeight:
     """oneDNN's, and ``rows``, of which products of few rows are made here."""
     prepared, rows = onednn.prepare_packed(weight), _as_narrow_as_it_is(weight.detach())
     assert prepared.packed is not None
-    for_many = _are_multiplied_in_tiles(rows, weight.dtype) or rows.numel() <= SMALL
-    most_rows = MOST_GROUPS * ROWS if for_many else MOST_ROWS[prepared.packed.dtype]
+    if _are_multiplied_in_tiles(rows, weight.dtype) or rows.numel() <= SMALL:
+        most_rows = MOST_GROUPS * ROWS
+    else:
+        is_read_narrower = rows.dtype != weight.dtype
+        most_rows = MOST_NARROW_ROWS if is_read_narrower else MOST_ROWS[prepared.packed.dtype]
     return replace(prepared, rows=rows, most_rows=most_rows)
 
 

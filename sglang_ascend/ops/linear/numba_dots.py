@@ -168,21 +168,22 @@ def sum_products(weights, inputs, of_weight, of_input, sums):
 @njit(error_model="numpy")
 def _sum_vectors(weights, inputs, of_weight, of_input, sums):
     """Of the columns that fill vectors."""
-    address, of_row, count = weights
-    n, (num_rows, width), stride = 0, inputs.shape, sums.shape[1]
+    first, of_row, count = weights
+    (num_rows, width), stride = inputs.shape, sums.shape[1]
     at_once = -(-num_rows // -(-num_rows // INPUTS))  # 8 rows are 4 and 4: 6 and 2 take longer
-    while n < count:
-        num_weights = WEIGHTS if n + WEIGHTS <= count else 1
-        for row in range(0, num_rows, at_once):
-            num_inputs = min(at_once, num_rows - row)
-            x = inputs.ctypes.data + row * width * inputs.itemsize
+    for row in range(0, num_rows, at_once):
+        num_inputs = min(at_once, num_rows - row)
+        x = inputs.ctypes.data + row * width * inputs.itemsize
+        n, address = 0, first
+        while n < count:
+            num_weights = WEIGHTS if n + WEIGHTS <= count else 1
             at = sums.ctypes.data + 4 * (row * stride + n)
             if num_weights == WEIGHTS:
                 _dots_of_weights(of_weight, of_input, address, x, num_inputs, width, at, stride)
             else:
                 _dots_of_weight(of_weight, of_input, address, x, num_inputs, width, at, stride)
-        address += num_weights * of_row
-        n += num_weights
+            address += num_weights * of_row
+            n += num_weights
 
 
 @njit(error_model="numpy")
