@@ -69,6 +69,8 @@ def test_a_table_and_a_plot_are_for_people(costs: Path, tmp_path: Path) -> None:
         (("--target-ms", "10", "--acceptance", "much"), "--acceptance much is no list"),
         (("--costs", "COSTS", "--batch", "4"), "leave out --batch"),
         (("--target-ms", "0", "--acceptance", "0.5"), "no time"),
+        (("--target-ms", "nan", "--acceptance", "0.5"), "no time"),
+        (("--target-ms", "9", "--draft-ms", "inf", "--acceptance", "0.5"), "no time"),
         (("--costs", "COSTS", "--max-drafts", "3"), "--max-drafts"),
         (("--costs", "NOWHERE"), "NOWHERE"),
         (("--target-ms", "9", "--acceptance", "0.5", "--plot", "NOWHERE/plan.svg"), "NOWHERE"),
@@ -79,5 +81,24 @@ def test_what_is_no_plan_is_refused_in_one_sentence(
 ) -> None:
     given = [str(costs) if word == "COSTS" else word for word in arguments]
     code, out, error = run(*given)
+    assert (code, out) == (2, "")
+    assert named in error and len(error.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ({"of": {}, "loads": [{"batch": 1, "context": 9.0}]}, "loads.0.kinds: Field required"),
+        ({"loads": []}, "of: Field required"),
+        ({"batches": {"1": {"target_ms": [1, float("nan")], "draft_ms": 1}}}, "no time"),
+        ({"batches": {"0": {"target_ms": [1, 1], "draft_ms": 1}}}, "batch 0 has no request"),
+        ({"batches": []}, "has no costs of steps"),
+    ],
+)
+def test_a_file_of_no_costs_is_refused_in_one_sentence(
+    content: dict[str, object], named: str, costs: Path
+) -> None:
+    costs.write_text(json.dumps(content))
+    code, out, error = run("--costs", str(costs), "--acceptance", "0.5", "--max-drafts", "1")
     assert (code, out) == (2, "")
     assert named in error and len(error.strip().splitlines()) == 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_ascend.speculative.adaptive.costs.kept import KeptCosts
+from sglang_ascend.speculative.adaptive.costs.kept import KeptCosts, KeptCostsError, read
 from sglang_ascend.speculative.adaptive.value import StepCosts, expected_tokens, speedups
 from sglang_ascend.svg import INK, document, line, text
 
@@ -76,12 +77,13 @@ def read_costs(path: Path) -> tuple[list[float] | None, dict[int, StepCosts]]:
     {"acceptance": [a_1, ...], "batches": {"1": {"target_ms": [T(1,1), T(1,2), ...],
     "draft_ms": T_draft, "overhead_ms": T_overhead}, ...}}
 
-    or in one that a server with --speculative-adaptive has kept.
+    or in one that a server with --speculative-adaptive has kept. Raises PlanError, and
+    KeptCostsError of such a file.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if "loads" in found:
-            batches = _of_steps(KeptCosts.model_validate(found))
+            batches = _of_steps(read(path))
         else:
             batches = {
                 int(batch): StepCosts(
@@ -93,6 +95,8 @@ def read_costs(path: Path) -> tuple[list[float] | None, dict[int, StepCosts]]:
             }
         acceptance = found.get("acceptance")
         rates = None if acceptance is None else [float(rate) for rate in acceptance]
+    except KeptCostsError:  # a sentence already
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PlanError(
             f"{path} has no costs of steps ({error!r}): see docs/adaptive.md."
@@ -118,7 +122,8 @@ def _of_steps(kept: KeptCosts) -> dict[int, StepCosts]:
 
 
 def make_plan(acceptance: Sequence[float], costs: dict[int, StepCosts], max_drafts: int) -> Plan:
-    """Raises PlanError where a rate is none, or a batch has no cost of ``max_drafts`` drafts."""
+    """Raises PlanError where a rate or a cost is none, a batch has no request, or no cost
+    of ``max_drafts`` drafts."""
     if not acceptance or not all(0 <= rate <= 1 for rate in acceptance):
         raise PlanError("acceptance is a share between 0 and 1 for each position, as 0.8,0.7,0.6.")
     for batch, of_batch in costs.items():
@@ -127,7 +132,10 @@ def make_plan(acceptance: Sequence[float], costs: dict[int, StepCosts], max_draf
                 f"batch {batch} has costs of up to {len(of_batch.target)} rows a request, and "
                 f"{max_drafts} drafts need {max_drafts + 1}: give more, or a lower --max-drafts."
             )
-        if min(*of_batch.target, 1.0) <= 0 or of_batch.draft < 0 or of_batch.overhead < 0:
+        if batch < 1:
+            raise PlanError(f"batch {batch} has no request: name a size of at least 1.")
+        times = *of_batch.target, of_batch.draft, of_batch.overhead
+        if not all(map(math.isfinite, times)) or min(of_batch.target) <= 0 or min(times) < 0:
             raise PlanError(f"batch {batch} has a cost that is no time.")
     rows = [
         Row(batch, speedups(acceptance, of_batch, max_drafts))
