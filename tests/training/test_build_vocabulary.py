@@ -96,6 +96,14 @@ def test_a_file_of_one_list_is_read_as_before(tmp_path):
     assert read_vocabulary(tmp_path / "nothing", 10) is None
 
 
+@pytest.mark.parametrize("ids", [[1.5, 2.5], [True], [[1, 5]], ["1"], {"1": 5}, 5])
+def test_a_list_of_other_than_integers_is_refused(tmp_path, ids):
+    """Cut to integers, fractions would be other tokens."""
+    (tmp_path / "draft_vocabulary.json").write_text(json.dumps({"token_ids": ids}))
+    with pytest.raises(DraftVocabularyError, match=r'\{"token_ids": \[integers\]\}'):
+        read_vocabulary(tmp_path, 10)
+
+
 def test_of_shards_what_the_target_wrote_is_counted(tmp_path):
     tokens = torch.tensor([5] * 200 + [9] * 300, dtype=torch.int32)
     roles = torch.tensor([FORCED] * 200 + [REPLY] * 300, dtype=torch.uint8)
@@ -209,6 +217,8 @@ LISTS = {
         ({"languages": [{"name": "en", "token_ids": [3, 10], "counts": [1, 1]}]}, "below 10"),
         ({"languages": [{"name": "en", "token_ids": [3, 1], "counts": [1]}]}, "a count for each"),
         ({"languages": [{"name": "en", "token_ids": [3, 1]}]}, "KeyError"),
+        ({"languages": [{"name": "en", "token_ids": 3, "counts": 1}]}, "TypeError"),
+        ({"languages": [{"name": "en", "token_ids": [1, 3], "counts": [9.0, 2.5]}]}, "TypeError"),
         ({"languages": [{**LISTS["languages"][0], "token_ids": list(range(7)), "counts": [1] * 7}] * 2}, "lower --size"),  # noqa: E501
     ],
 )  # fmt: skip

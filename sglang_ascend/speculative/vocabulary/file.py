@@ -74,7 +74,7 @@ def parse_vocabulary(path: Path, text: bytes, vocab_size: int) -> DraftVocabular
         content = json.loads(text.decode("utf-8"))
         if "languages" in content:
             return _by_language(path, content, vocab_size)
-        ids = torch.tensor(content["token_ids"], dtype=torch.int64)
+        ids = _integers(content["token_ids"])
     except DraftVocabularyError:
         raise
     except (ValueError, TypeError, KeyError, RuntimeError, OverflowError) as error:
@@ -98,8 +98,7 @@ def read_draft_vocabulary(folder: Path, vocab_size: int) -> torch.Tensor | None:
 def _by_language(path: Path, content: dict[str, Any], vocab_size: int) -> DraftVocabulary:
     languages = []
     for row in content["languages"]:
-        ids = torch.tensor(row["token_ids"], dtype=torch.int64)
-        counts = torch.tensor(row["counts"], dtype=torch.int64)
+        ids, counts = _integers(row["token_ids"]), _integers(row["counts"])
         order = ids.argsort()
         _check_ids(path, ids[order], vocab_size)
         if counts.shape != ids.shape or bool((counts < 0).any()) or not counts.sum():
@@ -107,8 +106,8 @@ def _by_language(path: Path, content: dict[str, Any], vocab_size: int) -> DraftV
                 f"{path} must give language {row['name']!r} a count for each token id: {_REMEDY}."
             )
         languages.append(Language(str(row["name"]), ids[order], counts[order]))
-    names = content["scripts"]["names"]
-    scripts = torch.tensor(content["scripts"]["of_token"], dtype=torch.int64)
+    names = list(content["scripts"]["names"])
+    scripts = _integers(content["scripts"]["of_token"])
     fits = scripts.shape == (vocab_size,) and 0 <= scripts.min() <= scripts.max() < len(names)
     if not languages or not fits:
         raise DraftVocabularyError(
@@ -128,6 +127,13 @@ def _by_language(path: Path, content: dict[str, Any], vocab_size: int) -> DraftV
             "or fewer languages."
         )
     return vocabulary
+
+
+def _integers(values: list[int]) -> torch.Tensor:
+    """int64 [n]. Raises TypeError for other values, of which PyTorch would cut a fraction off."""
+    if not all(type(value) is int for value in values):
+        raise TypeError("not a list of integers")
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def _check_ids(path: Path, ids: torch.Tensor, vocab_size: int) -> None:
