@@ -241,6 +241,8 @@ def test_0012_leaves_out_stop_tokens_of_nobody_as_our_hook_does(patched):
         ({"logit_bias": {"3": float("inf")}}, "logit_bias"),
         ({"logit_bias": {"3": float("nan")}}, "logit_bias"),
         ({"logit_bias": {"3": -2e30}}, "logit_bias"),
+        ({"temperature": 1e30}, None),
+        ({"temperature": 1e39}, "temperature"),
         ({"repetition_penalty": 1e-6}, None),
         ({"repetition_penalty": 1e-50}, "repetition_penalty"),
         ({"top_k": 2**31 - 1}, None),

@@ -46,6 +46,7 @@ MALFORMED = {
     "length of another type": sampled(max_new_tokens="many"),
     "negative temperature": sampled(temperature=-1),
     "temperature of another type": sampled(temperature="hot"),
+    "temperature that float32 does not hold": sampled(temperature=1e39, min_p=0.1, regex="a+"),
     "top-p above 1": sampled(top_p=2),
     "top-k of 0": sampled(top_k=0, temperature=1),
     "top-k that int32 does not hold": sampled(top_k=2**31, temperature=1),

@@ -66,8 +66,10 @@ COMMON_HOOKS = (
         target="sglang.srt.sampling.sampling_params.SamplingParams.verify",
         replacement=f"{_OURS}.requests.checks.refuse_unservable_parameters",
         why="a stop token id outside the vocabulary beside min_new_tokens, a value of another "
-        "type, a bias that float32 or a top_k that int32 does not hold, ends the server",
-        delete_when="core validates types, stop_token_ids, top_k and the values of logit_bias",
+        "type, a bias or temperature that float32 or a top_k that int32 does not hold, ends the "
+        "server",
+        delete_when="core validates types, stop_token_ids, temperature, top_k and the values of "
+        "logit_bias",
         sources=("986c49ca8a7a0874",),
         patch="0012-validate-stop-token-ids.patch",
         kind="around",

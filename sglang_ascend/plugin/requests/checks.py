@@ -15,6 +15,8 @@ from sglang_ascend.plugin.mtp.sampling.served_budgets import refuse_unserved_pro
 
 # Beyond these logits leave what float32 holds, and a row of them is no distribution.
 LARGEST_BIAS, LEAST_REPETITION_PENALTY = 1e30, 1e-6
+# By an infinite one what a grammar forbids, -inf, is no number.
+LARGEST_TEMPERATURE = 1e30
 LARGEST_TOP_K = 2**31 - 1  # SGLang's tensor of them is int32
 # What a value of a declared type is, and in words; others are compared before they are used.
 KINDS = {
@@ -94,6 +96,10 @@ def refuse_unservable_parameters(verify: Callable[..., None], self: Any, vocab_s
                 f"logit_bias of {token} is {bias}: send a number from {-LARGEST_BIAS:g} to "
                 f"{LARGEST_BIAS:g}."
             )
+    if self.temperature > LARGEST_TEMPERATURE:
+        raise ValueError(
+            f"temperature is {self.temperature}: send at most {LARGEST_TEMPERATURE:g}."
+        )
     if 0 < self.repetition_penalty < LEAST_REPETITION_PENALTY:
         raise ValueError(
             f"repetition_penalty is {self.repetition_penalty}: send at least "
