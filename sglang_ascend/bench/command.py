@@ -147,7 +147,8 @@ def print_report(report: Mapping[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    baseline, main, console = report["baseline"], report["main"], Console()
+    # Names of tasks and models are their authors': "[zh]" is no style.
+    baseline, main, console = report["baseline"], report["main"], Console(markup=False)
     table = Table(title=f"{report['model']} on {report['machine']}")
     table.add_column("task")
     rates = [f"{name}_tok_s" for name in report["servers"]]

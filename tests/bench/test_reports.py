@@ -117,6 +117,16 @@ def test_two_reports_are_compared_prompt_by_prompt(tmp_path):
     assert "1.25" in bench("--compare", str(before), str(after), "--out", str(out))[1]
 
 
+@pytest.mark.parametrize("task", ["[zh]", "x[b]y", "[/zh]"])
+def test_a_task_is_printed_by_its_name(task, tmp_path):
+    """Whatever rich would make of it."""
+    found = [replace(one, task=task) for one in rounds()]
+    report = str(written(tmp_path / "report.json", found))
+    code, stdout, said = bench("--compare", report, report, "--out", str(tmp_path / "x"))
+    assert code == 0, said
+    assert task in stdout
+
+
 def test_a_comparison_overwrites_neither_report(tmp_path, monkeypatch):
     """`bench` is where a report is written unless --out says otherwise: the one before may be."""
     monkeypatch.chdir(tmp_path)

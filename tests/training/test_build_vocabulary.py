@@ -128,6 +128,14 @@ def test_text_of_a_folder_called_like_a_language_and_from_windows_is_counted(tmp
     assert {row["name"] for row in content["languages"]} == {"latin", "en"}
 
 
+@pytest.mark.parametrize("language", ["[zh]", "[/zh]"])
+def test_a_language_is_printed_by_its_name(language, texts, tmp_path):
+    """Whatever rich would make of it."""
+    result = build("--text", f"{language}={texts['en.txt']}", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.exception
+    assert language in result.stdout
+
+
 def test_a_text_of_one_line_is_many_documents(tmp_path, monkeypatch):
     """And is never read whole: a file may be larger than memory."""
     monkeypatch.setattr(sources_module, "LINE_CHARACTERS", 2_000)

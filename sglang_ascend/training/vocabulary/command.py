@@ -52,4 +52,4 @@ def build_vocabulary(
         listed = builder.write(out, counts, provenance, size)
         if svg:
             svg.write_text(plot(counts), encoding="utf-8")
-    Console().print(table(counts, listed))
+    Console(markup=False).print(table(counts, listed))  # a language may be called "[zh]"
