@@ -28,14 +28,15 @@ TABLE: dict[str, set[str]] = {
     "files": set(),
     "svg": set(),
     "refusals": set(),
+    "tables": set(),
     "stack": set(),
-    "bench": {"files", "models", "refusals", "svg"},
+    "bench": {"files", "models", "refusals", "svg", "tables"},
     "ops": {"env"},
     "sampling": {"ops"},
     "attention": {"ops"},
-    "speculative": {"ops", "attention", "refusals", "sampling", "svg"},
+    "speculative": {"ops", "attention", "refusals", "sampling", "svg", "tables"},
     "checkpoint": set(),
-    "quantization": {"ops", "checkpoint", "files", "refusals"},
+    "quantization": {"ops", "checkpoint", "files", "refusals", "tables"},
     "memory": {"checkpoint", "quantization", "refusals", "speculative"},
     "models": {"env", "files"},
     "training": {
@@ -47,12 +48,24 @@ TABLE: dict[str, set[str]] = {
         "refusals",
         "speculative",
         "svg",
+        "tables",
     },
-    "ptq": {"checkpoint", "files", "quantization", "refusals", "svg", "training"},
+    "ptq": {"checkpoint", "files", "quantization", "refusals", "svg", "tables", "training"},
     "verify": {"env", "files", "stack", "ops", "bench"},
 }
 TABLE["plugin"] = TABLE.keys() - {
-    *("__init__", "files", "svg", "refusals", "bench", "memory", "training", "ptq", "verify")
+    *(
+        "__init__",
+        "files",
+        "svg",
+        "refusals",
+        "tables",
+        "bench",
+        "memory",
+        "training",
+        "ptq",
+        "verify",
+    )
 }
 TABLE["cli"] = TABLE.keys() - {"__init__"}
 TABLE["__main__"] = {"cli"}

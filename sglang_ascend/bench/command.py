@@ -20,6 +20,7 @@ from sglang_ascend.bench.options import (
 )
 from sglang_ascend.files import refuse_unwritable
 from sglang_ascend.refusals import refusals
+from sglang_ascend.tables import print_whole
 
 
 def bench(
@@ -144,11 +145,9 @@ def addresses(
 
 def print_report(report: Mapping[str, Any]) -> None:
     """A row for each task and one for their mean, then acceptance by position and by K."""
-    from rich.console import Console
     from rich.table import Table
 
-    # Names of tasks and models are their authors': "[zh]" is no style.
-    baseline, main, console = report["baseline"], report["main"], Console(markup=False)
+    baseline, main = report["baseline"], report["main"]
     table = Table(title=f"{report['model']} on {report['machine']}")
     table.add_column("task")
     rates = [f"{name}_tok_s" for name in report["servers"]]
@@ -165,17 +164,17 @@ def print_report(report: Mapping[str, Any]) -> None:
         loops = row.get("looping", {}).get("rounds", "")
         first, rest = [cells[key] for key in keys[: len(rates) + 1]], keys[len(rates) + 1 :]
         table.add_row(task, *first, interval, *(cells[key] for key in rest), str(loops))
-    console.print(table)
+    print_whole(table)
     if baseline:
-        console.print(f"speedup: {main} over {baseline}, median of the rounds' ratios")
+        typer.echo(f"speedup: {main} over {baseline}, median of the rounds' ratios")
     for name, row in report["acceptance"].items():
         shares = ", ".join(
             "-" if share is None else f"{share:.2f}" for share in row["per_position"]
         )
-        console.print(f"{name}: accepted at draft 1 to {len(row['per_position'])}: {shares}")
+        typer.echo(f"{name}: accepted at draft 1 to {len(row['per_position'])}: {shares}")
     lengths = [
         f"{key}: {row['accept_length']:.2f}{'' if row['measured'] else ' (estimate)'}"
         for key, row in report["num_steps"].items()
     ]
     if lengths:
-        console.print(f"tokens per forward with K drafts: {', '.join(lengths)}")
+        typer.echo(f"tokens per forward with K drafts: {', '.join(lengths)}")

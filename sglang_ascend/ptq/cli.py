@@ -11,6 +11,7 @@ import typer
 
 from sglang_ascend.files import refuse_unwritable
 from sglang_ascend.refusals import refusals
+from sglang_ascend.tables import print_whole
 from sglang_ascend.training.cli import ThreadsOption, use_threads
 
 if TYPE_CHECKING:
@@ -235,7 +236,6 @@ def _make_grid(options: Options, globs: str, out: Path) -> None:
 
 def _print(report: dict[str, Any], as_json: bool) -> None:
     from sglang_ascend.ptq.report import tables
-    from sglang_ascend.quantization.cli import print_whole
 
     if as_json:
         typer.echo(json.dumps(report, indent=2))

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sglang_ascend.refusals import refusals
+from sglang_ascend.tables import print_whole
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from sglang_ascend.quantization.checkpoint import Checkpoint
 
 app = typer.Typer()
@@ -110,16 +109,6 @@ def convert(
         with _progress(checkpoint, "writing") as progress:
             convert(checkpoint, out, make_writer(to, checkpoint.layout), progress)
         typer.echo(f"{out} holds {folder} as {to}", err=True)
-
-
-def print_whole(table: Table) -> None:
-    """As wide as it is: rich would cut figures to the terminal, or to 80 columns of a file."""
-    from rich.console import Console
-
-    console = Console()
-    wide = console.options.update(width=10_000)
-    console.width = max(console.width, console.measure(table, options=wide).maximum)
-    console.print(table)
 
 
 @contextmanager

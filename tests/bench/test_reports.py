@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from sglang_ascend.bench import run
 from sglang_ascend.bench.client import Client, ServerError
+from sglang_ascend.bench.command import print_report
 from sglang_ascend.bench.figures.plot import draw
 from sglang_ascend.bench.figures.report import summarise
 from sglang_ascend.bench.rounds import Round, Sample, alternate, read_tasks
@@ -125,6 +126,20 @@ def test_a_task_is_printed_by_its_name(task, tmp_path):
     code, stdout, said = bench("--compare", report, report, "--out", str(tmp_path / "x"))
     assert code == 0, said
     assert task in stdout
+
+
+def test_no_figure_is_cut_to_the_width_of_a_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    report = summarise(rounds(), "plain", "mtp")
+    servers = ["plain", "mtp", "mtp_1", "mtp_2"]
+    for place, row in enumerate((*report["tasks"].values(), report["mean"])):
+        row |= {f"{name}_tok_s": 1234.56 + place for name in servers}
+    print_report(report | {"servers": dict.fromkeys(servers), "model": "m", "machine": "a machine",
+                           "baseline": "plain", "main": "mtp"})  # fmt: skip
+    printed = capsys.readouterr().out
+    assert "mtp_2 tok/s" in printed and "tokens/forward" in printed and "1.00 - 2.50" in printed
+    assert printed.count("1234.56") == len(servers) and "…" not in printed
+    assert "K drafts: 1: 1.38 (estimate), 2: 1.56\n" in printed
 
 
 def test_a_comparison_overwrites_neither_report(tmp_path, monkeypatch):

@@ -51,6 +51,12 @@ def test_flags_and_file_say_the_same(costs: Path) -> None:
     assert of_flags == run("--costs", str(costs), "--max-drafts", "2", "--json")
 
 
+def test_no_figure_is_cut_to_the_width_of_a_terminal() -> None:
+    code, out, _ = run("--acceptance", "0.5", "--target-ms", "10", "--max-drafts", "15")
+    assert code == 0
+    assert all(f"K = {k} " in out for k in range(16)) and "…" not in out
+
+
 def test_a_table_and_a_plot_are_for_people(costs: Path, tmp_path: Path) -> None:
     plot = tmp_path / "plan.svg"
     code, out, _ = run("--costs", str(costs), "--max-drafts", "2", "--plot", str(plot))

@@ -136,6 +136,12 @@ def test_a_language_is_printed_by_its_name(language, texts, tmp_path):
     assert language in result.stdout
 
 
+def test_no_share_is_cut_to_the_width_of_a_terminal(texts, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    result = build("--text", f"en={texts['en.txt']}", "--out", tmp_path / "out")
+    assert result.exit_code == 0 and result.stdout.count("100.0") == 5 and "…" not in result.stdout
+
+
 def test_a_text_of_one_line_is_many_documents(tmp_path, monkeypatch):
     """And is never read whole: a file may be larger than memory."""
     monkeypatch.setattr(sources_module, "LINE_CHARACTERS", 2_000)

@@ -17,6 +17,7 @@ from sglang_ascend.speculative.adaptive.plan import (
     make_plan,
     read_costs,
 )
+from sglang_ascend.tables import print_whole
 
 DEFAULT_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -88,8 +89,8 @@ def _rates(acceptance: str) -> list[float]:
 
 
 def _print(plan: Plan) -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="predicted speed-up over plain decode")
     table.add_column("batch", justify="right")
@@ -98,8 +99,8 @@ def _print(plan: Plan) -> None:
     table.add_column("best", justify="right")
     for row in plan.rows:
         cells = [
-            f"[bold]{value:.2f}[/bold]" if k == row.best else f"{value:.2f}"
+            Text(f"{value:.2f}", "bold" if k == row.best else "")
             for k, value in enumerate(row.speedups)
         ]
         table.add_row(str(row.batch), *cells, f"K = {row.best}")
-    Console().print(table)
+    print_whole(table)

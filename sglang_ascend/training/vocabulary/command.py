@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sglang_ascend.refusals import refusals
+from sglang_ascend.tables import print_whole
 
 
 def build_vocabulary(
@@ -30,7 +31,6 @@ def build_vocabulary(
 
     Example: `sglang-ascend build-vocabulary FOLDER --text en=en.txt --text zh.jsonl --out FOLDER`
     """
-    from rich.console import Console
     from tqdm import tqdm
 
     from sglang_ascend.training.vocabulary.build import Builder
@@ -52,4 +52,4 @@ def build_vocabulary(
         listed = builder.write(out, counts, provenance, size)
         if svg:
             svg.write_text(plot(counts), encoding="utf-8")
-    Console(markup=False).print(table(counts, listed))  # a language may be called "[zh]"
+    print_whole(table(counts, listed))
