@@ -191,6 +191,17 @@ def test_rounds_of_other_prompts_are_not_compared(tmp_path):
     assert "qa" not in json.loads(stdout)["tasks"]
 
 
+def test_a_prompt_that_stands_twice_is_two_rounds(tmp_path):
+    """A report is as fast as itself."""
+    found = [replace(one, prompts="the same") for one in rounds()]
+    report = str(written(tmp_path / "report.json", found))
+    out = str(tmp_path / "compared")
+    code, stdout, said = bench("--compare", report, report, "--out", out, "--json")
+    assert code == 0, said
+    for row in json.loads(stdout)["rounds"]:
+        assert row["samples"]["a"] == row["samples"]["b"]
+
+
 def test_a_bar_is_as_tall_as_its_rate(tmp_path):
     report = json.loads(written(tmp_path / "report.json", rounds()).read_text())
     root = ElementTree.fromstring(draw(report))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_ascend.bench.figures.acceptance import Acceptance
@@ -52,7 +53,7 @@ def paired(reports: Mapping[str, Mapping[str, Any]]) -> list[Round]:
     for key in ("max_new_tokens", "batch"):
         if one[key] != other[key]:
             raise ValueError(f"the reports differ in {key}: {one[key]} and {other[key]}.")
-    theirs = {(row["task"], row["prompts"]): row for row in other["rounds"]}
+    theirs = dict(_numbered(other["rounds"]))
     rounds = [
         Round.of_json(
             row
@@ -63,12 +64,21 @@ def paired(reports: Mapping[str, Mapping[str, Any]]) -> list[Round]:
                 }
             }
         )
-        for row in one["rounds"]
-        if (their := theirs.get((row["task"], row["prompts"])))
+        for key, row in _numbered(one["rounds"])
+        if (their := theirs.get(key))
     ]
     if not rounds:
         raise ValueError("the reports have no round of the same task and prompts.")
     return rounds
+
+
+def _numbered(rounds: Iterable[dict[str, Any]]) -> Iterator[tuple[object, dict[str, Any]]]:
+    """Each with what it is paired by: task and prompts, and how often these came before."""
+    before: Counter[tuple[str, str]] = Counter()
+    for row in rounds:
+        same = row["task"], row["prompts"]
+        yield (*same, before[same]), row
+        before[same] += 1
 
 
 def acceptance_of(rounds: Iterable[Round], name: str) -> Acceptance | None:
