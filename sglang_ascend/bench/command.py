@@ -22,6 +22,9 @@ from sglang_ascend.files import refuse_unwritable
 from sglang_ascend.refusals import refusals
 from sglang_ascend.tables import print_whole
 
+# What is asked of servers where nothing is said: `bench`'s options from `task` to `temperature`.
+OF_REPLIES = (None, None, None, 128, 1, 0.0)
+
 
 def bench(
     url: Annotated[str | None, typer.Option(help="A running server: http://HOST:PORT.")] = None,
@@ -73,6 +76,7 @@ def bench(
         refuse_bad_out(out, reports)
         tasks = run.select(read_tasks(prompts or TASKS), task or [], num_prompts)
         if reports:
+            refuse_idle(task or None, prompts, num_prompts, max_new_tokens, batch, temperature)
             report = run.compare_reports(dict(zip("ab", reports, strict=True)))
         else:
             with addresses(url, plain_url, model, num_steps, server_args, compare) as urls:
@@ -94,6 +98,15 @@ def compared_reports(compare: tuple[str, str] | None, servers: Sequence[object])
     if len(gone) == 1:
         raise ValueError(f"{gone[0]} is no file: --compare takes two reports, or two addresses.")
     return [] if gone else paths
+
+
+def refuse_idle(*of_replies: object) -> None:
+    """Options as of ``OF_REPLIES`` that two reports do not follow."""
+    if of_replies != OF_REPLIES:
+        raise ValueError(
+            "two reports have their replies: leave out --task, --prompts, --num-prompts, "
+            "--max-new-tokens, --batch and --temperature, or compare two addresses."
+        )
 
 
 def refuse_bad_out(out: Path, read: Sequence[Path]) -> None:

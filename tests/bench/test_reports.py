@@ -153,6 +153,15 @@ def test_a_comparison_overwrites_neither_report(tmp_path, monkeypatch):
     assert before.read_bytes() == content and not (tmp_path / "bench.svg").exists()
 
 
+@pytest.mark.parametrize("words", ["--task qa", "--num-prompts 1", "--batch 2", "--temperature 1"])
+def test_options_that_two_reports_do_not_follow_are_refused(words, tmp_path):
+    report = str(written(tmp_path / "report.json", rounds()))
+    out = tmp_path / "compared"
+    code, _, said = bench("--compare", report, report, "--out", str(out), *words.split())
+    assert code == 2 and "two reports have their replies: leave out" in said
+    assert said.count("\n") == 1 and not (tmp_path / "compared.json").exists()
+
+
 def test_a_report_that_is_not_there_is_the_one_that_is_named(tmp_path):
     before = str(written(tmp_path / "before.json", rounds()))
     for pair in ((before, "gone.json"), ("gone.json", before)):
