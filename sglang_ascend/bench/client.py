@@ -49,7 +49,10 @@ class Client:
 
     def info(self) -> dict[str, Any]:
         """The server's flags, as they were resolved, and its version."""
-        return self._json("/server_info")
+        found = self._json("/server_info")
+        if "model_path" not in found:
+            raise self._not_sglangs("/server_info", "model_path")
+        return found
 
     def chat(self, prompt: str, max_new_tokens: int, temperature: float | None = None) -> Reply:
         """The whole reply to one user turn, with token ids."""
@@ -58,16 +61,19 @@ class Client:
         start = time.perf_counter()
         answer = self._json("/v1/chat/completions", body | dict.fromkeys(wanted, True))
         seconds = time.perf_counter() - start
-        (choice,) = answer["choices"]
-        return Reply(
-            choice["message"]["content"] or "",
-            answer["usage"]["completion_tokens"],
-            seconds,
-            None,
-            Acceptance.of_reply(choice["meta_info"]),
-            tuple(choice["prompt_token_ids"]),
-            tuple(choice["response_token_ids"]),
-        )
+        try:
+            (choice,) = answer["choices"]
+            return Reply(
+                choice["message"]["content"] or "",
+                answer["usage"]["completion_tokens"],
+                seconds,
+                None,
+                Acceptance.of_reply(choice["meta_info"]),
+                tuple(choice["prompt_token_ids"]),
+                tuple(choice["response_token_ids"]),
+            )
+        except KeyError as error:
+            raise self._not_sglangs("/v1/chat/completions", error.args[0]) from None
 
     def stream(
         self,
@@ -93,6 +99,13 @@ class Client:
                 details = (event.get("sglext") or {}).get("spec_tokens_details") or details
         seconds = time.perf_counter() - start
         return Reply(text, num_tokens, seconds, first, Acceptance.of_reply(details))
+
+    def _not_sglangs(self, path: str, missing: str) -> ServerError:
+        """An older SGLang, or what passes requests on and leaves fields out."""
+        return ServerError(
+            f"{self.url}{path} answered without {missing!r}: write the address of a server of "
+            "SGLang 0.5.23 itself."
+        )
 
     def _json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The whole answer."""

@@ -91,6 +91,19 @@ def test_an_answer_that_is_cut_or_is_a_page_is_an_error(refusing):
         client.chat("Hello", 4)
 
 
+def test_an_answer_that_lacks_what_sglang_says_is_an_error(monkeypatch):
+    """As of an older version, or of a router that leaves out fields it does not know."""
+    client = Client("http://x")
+    monkeypatch.setattr(client, "_json", lambda path, body=None: {"version": "0.4"})
+    with pytest.raises(ServerError, match=r"x/server_info answered without 'model_path': write"):
+        client.info()
+    choice = {"message": {"content": "Once"}}
+    answer = {"choices": [choice], "usage": {"completion_tokens": 1}}
+    monkeypatch.setattr(client, "_json", lambda path, body=None: answer)
+    with pytest.raises(ServerError, match=r"x/v1/chat/completions answered without 'meta_info'"):
+        client.chat("Hello", 4)
+
+
 def test_a_server_that_is_not_there_is_named():
     url = f"http://127.0.0.1:{free_port()}"
     assert f"no server answers at {url}" in said("Hello", "--url", url)
