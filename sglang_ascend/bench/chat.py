@@ -68,7 +68,9 @@ def statistics_line(reply: Reply) -> str:
     if reply.first_token_s is not None:
         parts[0] += f", first after {reply.first_token_s:.2f} s"
     if reply.acceptance is None:
-        return f"{parts[0]} | no speculation"
+        # A reply of one token is the prefill's, and no server says anything of drafts.
+        nothing = "no speculation" if reply.num_tokens > 1 else "no forward but the prefill"
+        return f"{parts[0]} | {nothing}"
     shares = ", ".join("-" if s is None else f"{s:.2f}" for s in reply.acceptance.per_position)
     parts.append(f"{reply.acceptance.length:.2f} tokens per forward")
     parts.append(f"accepted at draft 1 to {reply.acceptance.num_drafts}: {shares}")

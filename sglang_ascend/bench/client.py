@@ -82,7 +82,8 @@ class Client:
         temperature: float | None,
         show: Callable[[str], object],
     ) -> Reply:
-        """The reply to one user turn, each piece of its text given to ``show`` as it comes."""
+        """The reply to one user turn, each piece of its text, thinking included, given to ``show``
+        as it comes."""
         body = _chat_body(prompt, max_new_tokens, temperature)
         body |= {"stream": True, "stream_options": {"include_usage": True}}
         start, first = time.perf_counter(), None
@@ -90,7 +91,10 @@ class Client:
         with self._open("/v1/chat/completions", body | {"return_spec_tokens_details": True}) as sse:
             for event in _events(sse):
                 for choice in event.get("choices") or ():
-                    piece = choice["delta"].get("content") or ""
+                    delta = choice["delta"]
+                    # With --reasoning-parser what the model thinks has a field of its own.
+                    piece = delta.get("reasoning_content") or ""
+                    piece += delta.get("content") or ""
                     if piece:
                         first = first or time.perf_counter() - start
                         text += piece

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
@@ -13,7 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from sglang_ascend.bench import server
-from sglang_ascend.bench.client import Client, ServerError
+from sglang_ascend.bench.chat import statistics_line
+from sglang_ascend.bench.client import Client, Reply, ServerError
 from sglang_ascend.bench.server import SERVER_PORTS, free_port
 from sglang_ascend.cli import app
 
@@ -102,6 +104,25 @@ def test_an_answer_that_lacks_what_sglang_says_is_an_error(monkeypatch):
     monkeypatch.setattr(client, "_json", lambda path, body=None: answer)
     with pytest.raises(ServerError, match=r"x/v1/chat/completions answered without 'meta_info'"):
         client.chat("Hello", 4)
+
+
+def test_what_a_model_thinks_is_shown_as_it_comes(monkeypatch):
+    """A server with --reasoning-parser gives it a field of its own, and the answer none before."""
+    deltas = [{"content": ""}, {"content": None, "reasoning_content": "Hm. "}, {"content": "Yes."}]
+    events = [json.dumps({"choices": [{"delta": delta}]}) for delta in deltas]
+    stream = "".join(f"data: {event}\n\n" for event in [*events, "[DONE]"])
+    client, shown = Client("http://x"), []
+    monkeypatch.setattr(client, "_open", lambda path, body: io.BytesIO(stream.encode()))
+    assert client.stream("Really?", 9, None, shown.append).text == "Hm. Yes."
+    assert shown == ["Hm. ", "Yes."]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "said"), [(1, "no forward but the prefill"), (2, "no speculation")]
+)
+def test_of_one_token_no_server_says_whether_it_drafts(num_tokens, said):
+    reply = Reply("Yes", num_tokens, 0.5, 0.25, acceptance=None)
+    assert statistics_line(reply).endswith(f" | {said}")
 
 
 def test_a_server_that_is_not_there_is_named():
