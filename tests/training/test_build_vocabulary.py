@@ -208,10 +208,15 @@ def test_a_missing_tokenizer_and_missing_text_are_refused_in_one_sentence(tmp_pa
 
 def test_what_cannot_be_written_is_refused_before_anything_is_counted(texts, tmp_path, monkeypatch):
     monkeypatch.setattr(Builder, "count", lambda *_: pytest.fail("counted"))
-    asked, file = ("--text", texts["en.txt"]), texts["ru.txt"]
-    for words in (("--out", file), ("--out", tmp_path / "out", "--svg", file / "plot.svg")):
+    asked, file, folder = ("--text", texts["en.txt"]), texts["ru.txt"], tmp_path / "out"
+    for words, named in (
+        (("--out", file), file),
+        (("--out", "/proc"), "--out /proc/draft_vocabulary.json"),
+        (("--out", folder, "--svg", file / "plot.svg"), file),
+        (("--out", folder, "--svg", tmp_path), f"--svg {tmp_path} is a folder"),
+    ):
         result = build(*asked, *words)
-        assert result.exit_code == 2 and str(file) in result.stderr, result.exception
+        assert result.exit_code == 2 and str(named) in result.stderr, result.exception
         assert result.stderr.count("\n") == 1
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from sglang_ascend.files import refuse_unwritable
 from sglang_ascend.refusals import refusals
 from sglang_ascend.tables import print_whole
 
@@ -33,6 +34,7 @@ def build_vocabulary(
     """
     from tqdm import tqdm
 
+    from sglang_ascend.speculative.vocabulary.file import FILE_NAME
     from sglang_ascend.training.vocabulary.build import Builder
     from sglang_ascend.training.vocabulary.report import plot, table
     from sglang_ascend.training.vocabulary.sources import Source, parse_sources
@@ -40,8 +42,10 @@ def build_vocabulary(
     with refusals():
         sources = parse_sources(text)
         builder = Builder(folder)
-        for written in (out, *([svg.parent] if svg else [])):  # refused before hours of counting
-            written.mkdir(parents=True, exist_ok=True)
+        files = {"--out": out / FILE_NAME} | ({"--svg": svg} if svg else {})
+        for option, file in files.items():  # refused before hours of counting
+            file.parent.mkdir(parents=True, exist_ok=True)
+            refuse_unwritable(file, option)
         with tqdm(unit=" tokens", unit_scale=True, disable=None) as bar:
 
             def tick(source: Source, num_tokens: int) -> None:
