@@ -136,6 +136,16 @@ def test_a_language_is_printed_by_its_name(language, texts, tmp_path):
     assert language in result.stdout
 
 
+def test_a_language_with_too_little_text_is_said_to_have_no_list(texts, tmp_path):
+    few = tmp_path / "few.txt"
+    few.write_text(CHINESE[:9], encoding="utf-8")
+    asked = ("--text", f"en={texts['en.txt']}", "--text", f"zh={few}", "--text", few)
+    result = build(*asked, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert "zh has no list: its text has fewer than 100 tokens.\n" in result.stderr
+    assert result.stderr.count("has no list") == 1  # nobody named han
+
+
 def test_no_share_is_cut_to_the_width_of_a_terminal(texts, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     result = build("--text", f"en={texts['en.txt']}", "--out", tmp_path / "out")

@@ -36,6 +36,7 @@ def build_vocabulary(
 
     from sglang_ascend.speculative.vocabulary.file import FILE_NAME
     from sglang_ascend.training.vocabulary.build import Builder
+    from sglang_ascend.training.vocabulary.rankings import MIN_TOKENS
     from sglang_ascend.training.vocabulary.report import plot, table
     from sglang_ascend.training.vocabulary.sources import Source, parse_sources
 
@@ -56,4 +57,7 @@ def build_vocabulary(
         listed = builder.write(out, counts, provenance, size)
         if svg:
             svg.write_text(plot(counts), encoding="utf-8")
+    for language in sorted({one.language for one in sources if one.language} - listed.keys()):
+        told = f"{language} has no list: its text has fewer than {MIN_TOKENS} tokens."
+        typer.echo(told, err=True)
     print_whole(table(counts, listed))
