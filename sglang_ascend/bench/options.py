@@ -43,6 +43,14 @@ def model_folder(model: str) -> Path:
     return catalog.model_path(model)
 
 
+def flags_of(server_args: str) -> list[str]:
+    """What --server-args says. Raises ValueError where it has a quotation mark alone."""
+    try:
+        return shlex.split(server_args)
+    except ValueError as error:
+        raise ValueError(f"--server-args {server_args} cannot be read: {error}.") from None
+
+
 @contextmanager
 def server_url(url: str | None, model: str | None, server_args: str) -> Iterator[str]:
     """``url``, or that of a server of ``model`` with MTP, which is stopped behind the block."""
@@ -58,7 +66,7 @@ def server_url(url: str | None, model: str | None, server_args: str) -> Iterator
     from sglang_ascend.bench.server import starting_server
 
     folder = model_folder(model or "")
-    with starting_server("--model-path", str(folder), *MTP, *shlex.split(server_args)) as server:
+    with starting_server("--model-path", str(folder), *MTP, *flags_of(server_args)) as server:
         with Console(stderr=True).status(f"starting a server of {folder.name}"):
             server.wait_until_ready()
         yield server.url

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from sglang_ascend import __version__
 from sglang_ascend.bench.client import Client, ServerError
 from sglang_ascend.bench.figures.machine import describe_machine
 from sglang_ascend.bench.figures.report import paired, summarise
-from sglang_ascend.bench.options import MTP
+from sglang_ascend.bench.options import MTP, flags_of
 from sglang_ascend.bench.rounds import Round, run_tasks
 from sglang_ascend.bench.server import starting_server
 
@@ -38,9 +37,19 @@ def select(
 def started_servers(
     folder: Path, num_steps: Sequence[int], server_args: str
 ) -> Iterator[dict[str, str]]:
-    """Addresses of `plain`, `mtp` (of the first number of steps) and `mtp_K` of the others."""
+    """Addresses of `plain`, `mtp` (of the first number of steps) and `mtp_K` of the others.
+
+    Raises:
+        ValueError: with these flags `plain` would speculate.
+    """
+    asked = flags_of(server_args)
+    if any(flag.startswith("--speculative-algo") for flag in asked):
+        raise ValueError(
+            f"one of the servers is without speculation and one with {MTP[1]}: leave "
+            f"{MTP[0]} out of --server-args, or start both for --url and --plain-url."
+        )
     # The servers share the machine: one that is not asked must not spin.
-    common = ("--model-path", str(folder), "--sleep-on-idle", *shlex.split(server_args))
+    common = ("--model-path", str(folder), "--sleep-on-idle", *asked)
     flags = {"plain": (), "mtp": MTP}
     for place, steps in enumerate(num_steps):
         name = f"mtp_{steps}" if place else "mtp"

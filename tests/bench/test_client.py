@@ -147,6 +147,7 @@ def test_a_server_is_given_no_port_that_others_are_given_unasked(monkeypatch):
         (["Hello", "--url", "http://x", "--model", "y"], "name either a running server"),
         (["Hello", "--url", "localhost"], "is no address of a server"),
         (["Hello", "--url", "http://x", "--server-args", "--tp-size 2"], "name --model"),
+        (["Hello", "--model", "/", "--server-args", "'"], "--server-args ' cannot be read"),
         (["Hello", "--model", "gpt-5"], "'gpt-5' is not a model of this package"),
         (["--url", "http://x"], "there is no prompt"),
     ],

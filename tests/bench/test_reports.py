@@ -20,6 +20,7 @@ from sglang_ascend.bench.figures.report import summarise
 from sglang_ascend.bench.rounds import Round, Sample, alternate, read_tasks
 from sglang_ascend.cli import app
 
+MODEL = ("--model", str(Path(__file__).parent), "--server-args")
 RATES = [(10.0, 15.0), (20.0, 50.0), (40.0, 40.0)]  # without and with MTP, of the task "qa"
 
 
@@ -251,6 +252,8 @@ def test_reports_that_cannot_be_compared_are_refused(change: dict[str, Any], sen
         (["--prompts", __file__], f"{__file__} must be a JSON list of"),
         (["--compare", __file__, __file__], f"{__file__} is no report of sglang-ascend bench"),
         (["--model", "gpt-5"], "'gpt-5' is not a model of this package and no folder"),
+        ([*MODEL, "--dtype 'float32"], "--server-args --dtype 'float32 cannot be read: No closing"),
+        ([*MODEL, "--speculative-algorithm EAGLE"], "leave --speculative-algorithm out of"),
         (["--compare", "a", "b", "--url", "http://x"], "--compare names all that is measured"),
         (["--compare", "a", "b", "--num-steps", "2"], "--compare names all that is measured"),
         (["--compare", "gone.json", "also.json"], "'gone.json' is no address of a server"),
