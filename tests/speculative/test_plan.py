@@ -74,6 +74,8 @@ def test_a_table_and_a_plot_are_for_people(costs: Path, tmp_path: Path) -> None:
         (("--target-ms", "10", "--acceptance", "0.5,1.5"), "between 0 and 1"),
         (("--target-ms", "10", "--acceptance", "much"), "--acceptance much is no list"),
         (("--costs", "COSTS", "--batch", "4"), "leave out --batch"),
+        (("--costs", "COSTS", "--target-ms", "20"), "leave out the flags in ms"),
+        (("--costs", "COSTS", "--draft-ms", "1.5"), "leave out the flags in ms"),
         (("--target-ms", "0", "--acceptance", "0.5"), "no time"),
         (("--target-ms", "nan", "--acceptance", "0.5"), "no time"),
         (("--target-ms", "9", "--draft-ms", "inf", "--acceptance", "0.5"), "no time"),

@@ -65,6 +65,8 @@ def plan_speculation(
         if costs is not None and batch:
             raise PlanError("--costs has batch sizes of its own: leave out --batch.")
         if costs is not None:
+            if target_ms is not None or any((target_row_ms, draft_ms, draft_row_ms, overhead_ms)):
+                raise PlanError("--costs has times of its own: leave out the flags in ms.")
             in_file, of_batch = read_costs(costs)
             rates = rates or in_file
         elif target_ms is not None:
