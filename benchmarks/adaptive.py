@@ -31,6 +31,7 @@ from benchmarks.server import ServerProcess, starting_server
 from benchmarks.turn_state import ADAPTIVE, PLAIN, TurnState
 from sglang_ascend.bench.options import model_folder
 from sglang_ascend.bench.rounds import TASKS, read_tasks
+from sglang_ascend.tables import print_whole
 
 ROOT, PARTS = Path(__file__).parents[1], Path(__file__).parent / "server_parts"
 LEAST_SETTLING = 2  # runs of a load in which its costs are learnt
@@ -256,7 +257,7 @@ def print_table(report: dict[str, Any]) -> None:
             *(f"{point[key]['ratio']:.2f}" for key in ("over_best", "over_plain")),
             " / ".join(f"{100 * error:.0f} %" for error in (errors or {}).values()),
         )
-    Console().print(table)
+    print_whole(table)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from sglang_ascend.attention.metadata import (
     slot_table,
 )
 from sglang_ascend.bench.figures.ratios import median_interval
+from sglang_ascend.tables import print_whole
 
 # SmolLM2-135M's depth: metadata is built once per step and shared by this many layers.
 NUM_LAYERS = 30
@@ -215,7 +216,7 @@ def print_table(results: list[dict], title: str) -> None:
             f"{row['ratio_low']:.2f} - {row['ratio_high']:.2f}",
             "-" if row["bar"] is None else f"{row['bar']:.1f}",
         )
-    Console().print(table)
+    print_whole(table)
 
 
 def main(

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import run
@@ -24,6 +23,7 @@ from benchmarks.server import ServerProcess, starting_server
 from benchmarks.serving import HELD_OUT, alternate, measure
 from sglang_ascend.bench.figures.ratios import spread
 from sglang_ascend.bench.options import model_folder
+from sglang_ascend.tables import print_whole
 
 PARTS = Path(__file__).parent / "server_parts"
 WHOLE, SERVED = "whole", "list + context"
@@ -123,7 +123,7 @@ def print_table(report: dict[str, Any]) -> None:
             f"{row['accept_length']:.2f}",
             f"{row['tokens_per_s']:.1f}",
         )
-    Console().print(table)
+    print_whole(table)
 
 
 if __name__ == "__main__":

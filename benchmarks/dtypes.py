@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.command import run
@@ -24,6 +23,7 @@ from benchmarks.server import ServerProcess, starting_server
 from benchmarks.serving import alternate, measure
 from sglang_ascend.bench.figures.ratios import spread
 from sglang_ascend.models.catalog import model_path
+from sglang_ascend.tables import print_whole
 
 PARTS = Path(__file__).parent / "server_parts"
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "heldout_chat.json"
@@ -149,7 +149,7 @@ def print_table(report: dict[str, Any], batches: list[int]) -> None:
                 f"{mtp['accept_length']:.2f}",
                 f"{plain['step_ms']:.1f} / {plain['linear_ms']:.1f} = {step:.2f}",
             )
-    Console().print(table)
+    print_whole(table)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from benchmarks.machine import taken_on
 from benchmarks.server import ServerProcess
 from sglang_ascend.bench.figures.ratios import median_interval
 from sglang_ascend.models.catalog import model_path
+from sglang_ascend.tables import print_whole
 
 PARTS = Path(__file__).parent / "server_parts"
 TOKENS_PER_STEP = {"plain": 1, "eagle": 2, "mtp": 2}
@@ -150,7 +151,7 @@ def main(
         table.add_row(
             str(batch), *times, f"{row['mtp_over_plain']:.2f}", f"{row['excess_ratio']:.1f}"
         )
-    Console().print(table)
+    print_whole(table)
 
 
 if __name__ == "__main__":

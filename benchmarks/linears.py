@@ -19,6 +19,7 @@ from benchmarks.machine import describe_machine, taken_on
 from sglang_ascend.bench.figures.ratios import median_interval
 from sglang_ascend.ops.linear import numba, onednn
 from sglang_ascend.ops.linear.reference import PreparedWeight
+from sglang_ascend.tables import print_whole
 
 # SmolLM2-135M's: (output size, input size) of one layer.
 LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
@@ -109,7 +110,7 @@ def print_table(cases: list[dict[str, Any]], title: str) -> None:
             f"{case['ratio']:.2f}",
             f"{case['ratio_low']:.2f} - {case['ratio_high']:.2f}",
         )
-    Console().print(table)
+    print_whole(table)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from sglang_ascend.bench.options import model_folder
 from sglang_ascend.bench.rounds import TASKS
 from sglang_ascend.files import write_json
 from sglang_ascend.svg import MTP, PLAIN, Panel, document
+from sglang_ascend.tables import print_whole
 from sglang_ascend.training.acceptance import Output, draft_matches, is_looping
 from sglang_ascend.training.generation.generate import generate_shards
 from sglang_ascend.training.generation.generator import GenerateConfig
@@ -209,7 +210,7 @@ def print_table(report: dict[str, Any]) -> None:
             f"{over['difference']:+.3f} ({over['low']:+.3f} - {over['high']:+.3f})",
             " ".join(f"{value:.3f}" for value in row["by_seed"]),
         )
-    Console().print(table)
+    print_whole(table)
 
 
 def draw(report: dict[str, Any]) -> str:

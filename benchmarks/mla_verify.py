@@ -11,12 +11,12 @@ from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks import command, flashinfer_mla
 from benchmarks.machine import describe_machine, taken_on
 from sglang_ascend.ops import attention
+from sglang_ascend.tables import print_whole
 
 RANK, ROPE_DIM, PAGE_SIZE = 512, 64, 64
 # Device name: bytes/s and dense bf16 FLOP/s of its data sheet (SXM).
@@ -123,7 +123,7 @@ def print_table(results: list[dict[str, object]], title: str) -> None:
         sizes = (str(row[name]) for name in ("num_heads", "query_len", "batch", "kv_len"))
         times = (f"{row[name]:.1f}" for name in ("layer_us", "roofline_us"))
         table.add_row(*sizes, *times, f"{row['roofline_share']:.0%}")
-    Console().print(table)
+    print_whole(table)
 
 
 def main(

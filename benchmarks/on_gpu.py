@@ -20,6 +20,7 @@ from rich.table import Table
 
 from benchmarks import command, gpu_correctness, mla_verify, serving, top_k_top_p
 from benchmarks.machine import taken_on
+from sglang_ascend.tables import print_whole
 from sglang_ascend.verify.checks import Check, sentence_of
 
 PACKAGES = ("torch", "triton", "sglang", "flashinfer-python")
@@ -138,7 +139,7 @@ def print_report(report: Report) -> None:
         table = Table(*columns, title=f"{name}, {report['device']}")
         for row in rows:
             table.add_row(*(shown(row.get(column)) for column in columns))
-        Console().print(table)
+        print_whole(table)
     if report["serving"]:
         Console().print_json(data=report["serving"])
 

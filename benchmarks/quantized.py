@@ -26,6 +26,7 @@ from sglang_ascend.ptq.quantize import Quantization
 from sglang_ascend.quantization.checkpoint import Checkpoint
 from sglang_ascend.quantization.product import held, is_decoded
 from sglang_ascend.quantization.recipe import read_recipe
+from sglang_ascend.tables import print_whole
 
 PARTS = Path(__file__).parent / "server_parts"
 PROMPTS = Path(__file__).parent.parent / "tests" / "data" / "heldout_chat.json"
@@ -158,7 +159,7 @@ def print_table(report: dict[str, Any], batches: list[int]) -> None:
             f"{row['mtp_over_plain_int8']['median']:.2f}",
             f"{row['int8_mtp']['accept_length']:.2f}",
         )
-    Console().print(table)
+    print_whole(table)
     share, held = 100 * report["resident_share"], report["loading"]
     Console().print(
         f"quantized linears: {share:.1f} % of bfloat16's bytes; loading: {held['peak'] / 2**20:.0f}"

@@ -24,6 +24,7 @@ from sglang_ascend.bench.client import Client
 from sglang_ascend.bench.command import print_report
 from sglang_ascend.bench.figures.ratios import median_interval
 from sglang_ascend.bench.options import model_folder
+from sglang_ascend.tables import print_whole
 
 HELD_OUT = Path(__file__).parent.parent / "tests" / "data" / "heldout_chat.json"
 Server, Measured = TypeVar("Server"), TypeVar("Measured")
@@ -215,7 +216,7 @@ def print_table(report: dict[str, Any], batches: list[int], others: list[str]) -
                 f"{row[f'{over}_low']:.2f} - {row[f'{over}_high']:.2f}",
             ]
         table.add_row(*cells)
-    Console().print(table)
+    print_whole(table)
 
 
 if __name__ == "__main__":

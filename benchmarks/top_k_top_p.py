@@ -20,6 +20,7 @@ from benchmarks import command
 from benchmarks.machine import describe_machine, taken_on
 from sglang_ascend.bench.figures.ratios import median_interval
 from sglang_ascend.ops import sampling
+from sglang_ascend.tables import print_whole
 
 ALL = 1 << 30
 FILTERS = [(1, 1.0), (20, 1.0), (50, 0.95), (64, 0.9), (1024, 0.95), (ALL, 0.95), (ALL, 1.0)]
@@ -132,7 +133,7 @@ def print_table(results: list[dict], title: str) -> None:
             f"{row['ratio_low']:.1f} - {row['ratio_high']:.1f}",
             "-" if row["bar"] is None else f"{row['bar']:.1f}",
         )
-    Console().print(table)
+    print_whole(table)
 
 
 def main(
