@@ -31,6 +31,8 @@ from benchmarks.server import ServerProcess, starting_server
 from benchmarks.turn_state import ADAPTIVE, PLAIN, TurnState
 from sglang_ascend.bench.options import model_folder
 from sglang_ascend.bench.rounds import TASKS, read_tasks
+from sglang_ascend.files import refuse_unwritable
+from sglang_ascend.refusals import refusals
 from sglang_ascend.tables import print_whole
 
 ROOT, PARTS = Path(__file__).parents[1], Path(__file__).parent / "server_parts"
@@ -214,6 +216,9 @@ def main(
     at the starts of its turns, on average, and `prediction_errors`, as shares: of the K that it
     held for the `best`, and the `largest`.
     """
+    with refusals():
+        if plot is not None:
+            refuse_unwritable(plot, "--plot")
     folder, sizes = model_folder(model), batches or [1, 8, 32, 128]
     tokenizer = AutoTokenizer.from_pretrained(folder)
     there_and_back = [*sizes, *sizes[-2::-1]]

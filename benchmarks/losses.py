@@ -21,7 +21,8 @@ from sglang_ascend.bench.figures.lookup import accepted_counts
 from sglang_ascend.bench.figures.ratios import DRAWS, middle
 from sglang_ascend.bench.options import model_folder
 from sglang_ascend.bench.rounds import TASKS
-from sglang_ascend.files import write_json
+from sglang_ascend.files import refuse_unwritable, write_json
+from sglang_ascend.refusals import refusals
 from sglang_ascend.svg import MTP, PLAIN, Panel, document
 from sglang_ascend.tables import print_whole
 from sglang_ascend.training.acceptance import Output, draft_matches, is_looping
@@ -160,6 +161,9 @@ def main(
     over seeds, with `low` and `high` (95 %, bootstrap over seeds and replies), `by_seed`, and
     `over_reference`, its `difference` to the reference's with `low` and `high`, paired.
     """
+    with refusals():
+        if plot is not None:
+            refuse_unwritable(plot, "--plot")
     torch.set_num_threads(threads)
     target, names = Target.open(model_folder(model)), losses or list(LOSSES)
     asked = {
