@@ -35,7 +35,8 @@ def main(
         parameters = {"temperature": 0, "max_new_tokens": max_new_tokens}
         for prompt, reply in zip(PROMPTS, engine.generate(prompts, parameters), strict=True):
             print(f"> {prompt}\n{reply['text'].strip()}")
-            print(f"[accept length {reply['meta_info']['spec_accept_length']:.2f}]\n")
+            # A reply of one token is the prefill's, and SGLang says nothing of drafts.
+            print(f"[accept length {reply['meta_info'].get('spec_accept_length', 1.0):.2f}]\n")
     finally:
         engine.shutdown()
 
