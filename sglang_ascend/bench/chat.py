@@ -44,14 +44,23 @@ def chat(
     from sglang_ascend.bench.client import Client
 
     with refusals(RuntimeError):
-        if prompt is None:
-            prompt = sys.stdin.read().strip()
+        prompt = _read(prompt)
         if not prompt:
             raise ValueError("there is no prompt: give it as an argument, or on stdin.")
         with server_url(url, model, server_args) as address:
             reply = Client(address).stream(prompt, max_new_tokens, temperature, _show)
     typer.echo()
     typer.echo(statistics_line(reply), err=True)
+
+
+def _read(prompt: str | None) -> str:
+    """The argument, or what stands on stdin."""
+    try:
+        text = sys.stdin.read().strip() if prompt is None else prompt
+        text.encode()  # by the locale what cannot be decoded is an error, or half a character
+    except UnicodeError:
+        raise ValueError("the prompt is not UTF-8: convert it, as with iconv.") from None
+    return text
 
 
 def _show(piece: str) -> None:

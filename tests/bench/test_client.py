@@ -65,11 +65,17 @@ def refusing() -> Iterator[str]:
         server.shutdown()
 
 
-def said(*words: str, stdin: str = "") -> str:
+def said(*words: str, stdin: str | bytes = "") -> str:
     result = RUNNER.invoke(app, ["chat", *words], input=stdin)
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("sglang-ascend: ") and result.stderr.count("\n") == 1
     return result.stderr
+
+
+def test_a_prompt_of_another_encoding_is_refused():
+    """Python decodes arguments, and stdin too where there is no locale, with surrogates."""
+    assert "the prompt is not UTF-8" in said("--url", "http://x", stdin=b"fa\xe7ade")
+    assert "the prompt is not UTF-8" in said("fa\udce7ade", "--url", "http://x")
 
 
 def test_a_refusal_is_what_the_server_says(refusing):
