@@ -77,9 +77,17 @@ def measure_tasks(
 
     Where a server fails behind the first round, `ended_early` says why, and the rounds before it
     are what is reported.
+
+    Raises:
+        ValueError: `plain` speculates.
     """
     clients = {name: Client(url) for name, url in addresses.items()}
     infos = {name: client.info() for name, client in clients.items()}
+    if drafts_by := infos.get("plain", {}).get("speculative_algorithm"):
+        raise ValueError(
+            f"{addresses['plain']} drafts by {drafts_by}, and `plain` is without speculation: give "
+            "the addresses the other way round, or both to --compare."
+        )
     model = model or Path(next(iter(infos.values()))["model_path"]).name
     total = sum(-(-len(prompts) // batch) for prompts in tasks.values())
     running = run_tasks(clients, tasks, max_new_tokens, batch, temperature)

@@ -191,6 +191,14 @@ def test_a_server_that_fails_does_not_take_the_rounds_before_it_along(tmp_path, 
     assert bench(*asked)[0] == 2 and not (tmp_path / "x.json").exists()
 
 
+def test_a_plain_server_that_speculates_is_refused(tmp_path, monkeypatch):
+    info = {"model_path": "m", "speculative_algorithm": "MTP"}
+    monkeypatch.setattr(Client, "info", lambda self: info)
+    out = ("--out", str(tmp_path / "x"))
+    code, _, said = bench("--url", "http://x", "--plain-url", "http://y", *out)
+    assert code == 2 and "http://y drafts by MTP" in said and said.count("\n") == 1
+
+
 def test_rounds_of_other_prompts_are_not_compared(tmp_path):
     found = rounds()
     changed = [replace(one, prompts="others") if one.task == "qa" else one for one in found]
