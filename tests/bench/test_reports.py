@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from sglang_ascend.bench import run
 from sglang_ascend.bench.client import Client, ServerError
 from sglang_ascend.bench.command import print_report
+from sglang_ascend.bench.figures.machine import describe_machine
 from sglang_ascend.bench.figures.plot import draw
 from sglang_ascend.bench.figures.report import summarise
 from sglang_ascend.bench.rounds import Round, Sample, alternate, read_tasks
@@ -197,6 +199,13 @@ def test_a_plain_server_that_speculates_is_refused(tmp_path, monkeypatch):
     out = ("--out", str(tmp_path / "x"))
     code, _, said = bench("--url", "http://x", "--plain-url", "http://y", *out)
     assert code == 2 and "http://y drafts by MTP" in said and said.count("\n") == 1
+
+
+def test_a_client_that_is_no_linux_has_a_name(monkeypatch):
+    """macOS has neither; the report was made behind all rounds."""
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(Path, "is_file", lambda self: False)
+    assert describe_machine().split(", ")[1] == f"{os.cpu_count()} cores"
 
 
 def test_rounds_of_other_prompts_are_not_compared(tmp_path):

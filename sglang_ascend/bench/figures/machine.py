@@ -22,4 +22,6 @@ def cpu_name() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     models = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     model = next(models, platform.processor() or platform.machine())
-    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+    # A client of servers elsewhere may be no Linux, and then a process has all cores.
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{model}, {usable} cores"
