@@ -32,7 +32,7 @@ class Panel:
             left, bar = self.left + place * width, 0.7 * width / max(1, len(bars))
             for number, (value, color) in enumerate(bars):
                 x, height = left + number * bar, room * value / highest
-                box = f'width="{bar - 2:.0f}" height="{height:.0f}" fill="{color}"'
+                box = f'width="{max(1, bar - 2):.0f}" height="{height:.0f}" fill="{color}"'
                 yield f'<rect x="{x:.0f}" y="{base - height:.0f}" {box}/>'
                 middle = 'text-anchor="middle"'
                 yield text(x + bar / 2, base - height - 4, form.format(value), middle)

@@ -237,6 +237,15 @@ def test_a_bar_is_as_tall_as_its_rate(tmp_path):
     assert mtp == pytest.approx(2 * plain, abs=1)
 
 
+def test_bars_of_many_tasks_are_seen(tmp_path):
+    """A file of prompts may give each a domain of its own."""
+    found = [replace(rounds()[0], task=f"task {n}") for n in range(300)]
+    report = json.loads(written(tmp_path / "report.json", found).read_text())
+    root = ElementTree.fromstring(draw(report))
+    boxes = root.findall("{http://www.w3.org/2000/svg}rect")
+    assert min(float(box.attrib["width"]) for box in boxes) >= 1
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
