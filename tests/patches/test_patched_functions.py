@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import re
 from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
@@ -161,6 +162,10 @@ def test_0011_refuses_no_tokens_where_no_session_has_others(patched, session):
         ({"input_embeds": [[0.5] * 8, [1.0] * 8]}, False),
         ({"input_embeds": [[0.5] * 8, [1.0] * 7]}, True),
         ({"input_embeds": [[0.5] * 7 + [float("nan")]]}, True),
+        ({"sampling_params": {"stop_regex": "a+"}}, False),
+        ({"sampling_params": {"stop_regex": ["a+", "("]}}, True),
+        ({"sampling_params": {"stop_regex": "a{99999999999999999999}"}}, True),
+        ({"sampling_params": {"stop_regex": "(" * 999}}, False),  # by its length, elsewhere
     ],
 )
 def test_0011_refuses_other_fields_that_our_hook_refuses(patched, fields, is_refused):
@@ -187,6 +192,7 @@ def judge_request(
         "_validate_one_request",
         get_exec=lambda: SimpleNamespace(features=features),
         math=math,
+        re=re,
         PositionalEmbeds=PositionalEmbeds,
     )
     manager = SimpleNamespace(

@@ -61,6 +61,7 @@ MALFORMED = {
     "logprobs from before the prompt": generate(return_logprob=True, logprob_start_len=-9999),
     "embeddings that JSON does not have": generate(positional_embed_overrides={"5": [0.5]}),
     "invalid regex": sampled(regex="(["),
+    "invalid pattern to stop at": sampled(stop_regex=["a", "("]),
     "invalid JSON schema": sampled(json_schema="{not json"),
     "two grammars": sampled(regex="a+", json_schema="{}"),
     "schema that is no text": vertex(json_schema={"type": "object"}),

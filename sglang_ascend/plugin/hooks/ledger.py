@@ -54,10 +54,11 @@ COMMON_HOOKS = (
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
         replacement=f"{_OURS}.requests.checks.refuse_unservable_request",
         why="a prompt of no tokens, a token id or a number of logprobs outside the vocabulary, "
-        "logprobs from before the prompt, or ragged embeddings, end the server; MTP refuses logit "
-        "processors that are no thinking budgets",
-        delete_when="core validates input_ids, the logprobs asked for and embeddings, and MTP "
-        "serves every logit processor",
+        "logprobs from before the prompt, or ragged embeddings, end the server; an invalid "
+        "stop_regex is answered with a 500; MTP refuses logit processors that are no thinking "
+        "budgets",
+        delete_when="core validates input_ids, the logprobs asked for, embeddings and stop_regex, "
+        "and MTP serves every logit processor",
         sources=("c4fc64486860d1eb",),
         patch="0011-validate-input-ids.patch",
         kind="around",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import cache
 from numbers import Integral
@@ -10,6 +11,7 @@ from typing import Any
 
 from msgspec.structs import fields
 from sglang.srt.managers.embed_types import PositionalEmbeds
+from sglang.srt.sampling.sampling_params import MAX_STOP_REGEX_LEN
 
 from sglang_ascend.plugin.mtp.sampling.served_budgets import refuse_unserved_processor
 
@@ -66,11 +68,23 @@ def refuse_unservable_request(
             )
     if not isinstance(getattr(obj, "positional_embed_overrides", None), PositionalEmbeds | None):
         raise ValueError("positional_embed_overrides holds tensors, which no JSON has: drop it.")
+    _refuse_bad_patterns((getattr(obj, "sampling_params", None) or {}).get("stop_regex") or ())
     if getattr(obj, "custom_logit_processor", None):
         args = self.server_args
         if args.speculative_algorithm and args.enable_custom_logit_processor:
             refuse_unserved_processor(obj, self.model_config.vocab_size)
     validate(self, obj, input_ids)
+
+
+def _refuse_bad_patterns(given: str | list[str]) -> None:
+    """What is too long for SGLang is left to it. Raises ValueError."""
+    for pattern in [given] if isinstance(given, str) else given:
+        if len(pattern) > MAX_STOP_REGEX_LEN:
+            continue
+        try:
+            re.compile(pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise ValueError(f"stop_regex {pattern!r} is no regular expression: {error}.") from None
 
 
 @cache
