@@ -107,6 +107,16 @@ def test_leading_dimensions_and_strides_are_kept(dtype):
     assert not differences(result, strided, weight, bias).any()
 
 
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("of_values", DTYPES, ids=str)
+def test_a_weight_may_lie_transposed(name, dtype, of_values):
+    """Of float32 also one whose values are all bfloat16's."""
+    x, weight, _ = draw(3, (40, 64), dtype)
+    weight = weight.to(of_values).to(dtype)
+    prepared = linear.prepare.implementation(name)(weight.T.contiguous().T)
+    assert not differences(linear.linear.implementation(name)(x, prepared), x, weight).any()
+
+
 def test_rows_of_another_dtype_than_the_weight_are_refused():
     x, weight, _ = draw(4, (7, 5))
     with pytest.raises(RuntimeError, match="dtype"):

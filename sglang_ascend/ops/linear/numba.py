@@ -58,10 +58,11 @@ def prepare(weight: torch.Tensor) -> PreparedWeight:
 
 
 def _as_narrow_as_it_is(weight: torch.Tensor) -> torch.Tensor:
+    weight = weight.contiguous()
     if weight.dtype == torch.bfloat16:
-        return weight.contiguous()
+        return weight
     narrow = weight.bfloat16()
-    return narrow if torch.equal(narrow.float(), weight) else weight.contiguous()
+    return narrow if torch.equal(narrow.float(), weight) else weight
 
 
 def _are_multiplied_in_tiles(rows: torch.Tensor, of_input: torch.dtype) -> bool:
