@@ -52,6 +52,13 @@ def test_a_row_without_one_has_one_that_nobody_knows_and_keeps_it(seeds):
     assert given(type(seeds)(), 7, None)[1] != drawn
 
 
+def test_rows_keep_the_seeds_of_deterministic_inference(seeds):
+    """By which a request without a seed has the same tokens in any company."""
+    served = batch(7, None)
+    served.sampling_info.sampling_seed = torch.tensor([7, 42])
+    assert given_to(seeds, served) == [7, 42]
+
+
 def test_a_request_with_the_id_of_another_has_its_own_seed(seeds):
     for seed in (1, 2, None, 1):
         served = batch(seed)

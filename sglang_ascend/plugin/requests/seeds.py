@@ -25,7 +25,10 @@ class RequestSeeds:
 
     def give(self, batch: ScheduleBatch) -> None:
         """Before a forward that samples: rows get seeds if any request brought one; the others get
-        one that nobody knows. SGLang gives a forward its own copy of ``sampling_info``."""
+        one that nobody knows. SGLang gives a forward its own copy of ``sampling_info``, and with
+        --enable-deterministic-inference a seed to every row."""
+        if batch.sampling_info.sampling_seed is not None:
+            return
         requests = list(batch.reqs)  # not their ids, which a client may use again
         if requests != self._of_last_batch[0]:
             self._of_last_batch = requests, _seeds_of(batch)
