@@ -76,10 +76,11 @@ def refuse_unservable_request(
     validate(self, obj, input_ids)
 
 
-def _refuse_bad_patterns(given: str | list[str]) -> None:
-    """What is too long for SGLang is left to it. Raises ValueError."""
-    for pattern in [given] if isinstance(given, str) else given:
-        if len(pattern) > MAX_STOP_REGEX_LEN:
+def _refuse_bad_patterns(given: Any) -> None:
+    """What is too long for SGLang, or no text, is left to those that judge that. Raises
+    ValueError."""
+    for pattern in given if isinstance(given, list) else [given]:
+        if not isinstance(pattern, str) or len(pattern) > MAX_STOP_REGEX_LEN:
             continue
         try:
             re.compile(pattern)
