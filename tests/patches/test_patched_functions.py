@@ -166,6 +166,8 @@ def test_0011_refuses_no_tokens_where_no_session_has_others(patched, session):
         ({"sampling_params": {"stop_regex": ["a+", "("]}}, True),
         ({"sampling_params": {"stop_regex": "a{99999999999999999999}"}}, True),
         ({"sampling_params": {"stop_regex": "(" * 999}}, False),  # by its length, elsewhere
+        ({"sampling_params": {"stop_regex": 5}}, False),  # by its type, elsewhere
+        ({"sampling_params": {"stop_regex": [5, "("]}}, True),
     ],
 )
 def test_0011_refuses_other_fields_that_our_hook_refuses(patched, fields, is_refused):
