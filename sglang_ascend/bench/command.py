@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,8 +23,8 @@ from sglang_ascend.files import refuse_unwritable
 from sglang_ascend.refusals import refusals
 from sglang_ascend.tables import print_whole
 
-# What is asked of servers where nothing is said: `bench`'s options from `task` to `temperature`.
-OF_REPLIES = (None, None, None, 128, 1, 0.0)
+# Options that say how replies are asked for.
+OF_REPLIES = ("task", "prompts", "num_prompts", "max_new_tokens", "batch", "temperature")
 
 
 def bench(
@@ -101,8 +102,9 @@ def compared_reports(compare: tuple[str, str] | None, servers: Sequence[object])
 
 
 def refuse_idle(*of_replies: object) -> None:
-    """Options as of ``OF_REPLIES`` that two reports do not follow."""
-    if of_replies != OF_REPLIES:
+    """What ``OF_REPLIES`` names, of which two reports follow nothing."""
+    options = signature(bench).parameters
+    if of_replies != tuple(options[name].default for name in OF_REPLIES):
         raise ValueError(
             "two reports have their replies: leave out --task, --prompts, --num-prompts, "
             "--max-new-tokens, --batch and --temperature, or compare two addresses."
