@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from resolved_arguments import assert_one_sentence
+from resolved_arguments import assert_one_sentence, resolved
 from tiny_targets import write_target
 
 from sglang_ascend.plugin.errors import StartupRefused
@@ -58,12 +58,6 @@ def resolve(models: Path, flags: str, algorithm: str = "STANDALONE", draft: str 
     server_args = prepare_server_args(command.split())
     server_args.resolve_once()
     return server_args
-
-
-def resolved(server_args: Any, name: str) -> Any:
-    from sglang.srt.arg_groups.overrides import resolved_view
-
-    return getattr(resolved_view(server_args), name)
 
 
 def assert_refused(models: Path, named: str, *args: str) -> None:
