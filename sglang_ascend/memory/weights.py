@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from math import prod
 
 from sglang_ascend.checkpoint.config import ModelConfig
@@ -153,8 +154,13 @@ def num_bytes(tensor: Expected, scheme: QConfig | None, layout: str) -> int:
     """Of one tensor in files of `layout`, in bf16 where it is float."""
     if scheme is None:
         return prod(tensor.shape) * (4 if tensor.name.endswith(FLOAT32_NAMES) else FLOAT_BYTES)
-    rows, columns = tensor.shape
-    return scheme.without_values(rows, columns, layout).num_bytes
+    return _quantized_bytes(_matrix(tensor, scheme), layout)
+
+
+@cache  # a model has thousands of experts of two shapes
+def _quantized_bytes(matrix: Matrix, layout: str) -> int:
+    assert matrix.scheme is not None
+    return matrix.scheme.without_values(matrix.rows, matrix.columns, layout).num_bytes
 
 
 def _scheme(tensor: Expected, recipe: Recipe) -> QConfig | None:
