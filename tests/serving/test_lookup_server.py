@@ -83,10 +83,11 @@ def test_every_step_accepts_what_its_source_gives(
     alone = judge(oracle, ask(server, folder, chosen, greedy(64), 1))
     print(f"one at a time: {alone}")
     assert alone.wrong == ()
+    longer = [answer.prompt for answer in answers[len(chosen) :]]  # of which more is looked up
     for mistake, concurrency in (("history_off_by_one", CONCURRENCY), ("not_caught_up", 1)):
         server.flush_cache()
         with mistaken(folder, mistake):
-            found = judge(oracle, ask(server, folder, prompts, greedy(64), concurrency))
+            found = judge(oracle, ask(server, folder, longer, greedy(64), concurrency))
         print(f"{mistake}: {found}")
         assert found.wrong
 
