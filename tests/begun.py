@@ -2,7 +2,8 @@
 
 A server of SGLang imports torch's compiler, transformers and openai's types for ten seconds. Here
 one process, the template, imports them. `python -m MODULE ARGUMENTS` is then a copy of it that runs
-the module from its first line.
+the module from its first line. Another template, itself a copy, imports SGLang too: the plugin
+comes to a server that begins there as to a scheduler that SGLang spawns, behind SGLang.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 from sglang_ascend.bench.server import die_with_parent
 
 TEMPLATE = "BEGUN_TEMPLATE"  # its socket, in the environment of what it has begun
+SERVERS = "BEGUN_SERVERS"  # the socket of the one that servers are copies of
 MAX_REQUEST = 1 << 20
 # What takes a server longest; neither SGLang nor this plugin is among it.
 IMPORTED = [
@@ -51,21 +53,35 @@ IMPORTED = [
     "IPython.display",
     "xgrammar",
 ]
+SGLANG = [
+    "sglang.srt.managers.scheduler",
+    "sglang.srt.entrypoints.http_server",
+    "sglang.srt.models.registry",
+]
 
 
 class Template:
-    """A process that has imported IMPORTED, in this environment."""
+    """A process that has imported IMPORTED, in this environment; or a copy of another template that
+    has imported SGLANG besides."""
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(self, environ: Mapping[str, str], of: Template | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._address = str(Path(self._folder.name) / "socket")
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, self._address],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno(),  # torch_npu prints when it is loaded
-            preexec_fn=die_with_parent,
-        )
+        output = sys.stderr.fileno()  # torch_npu prints when it is loaded
+        if of is None:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, self._address, *IMPORTED],
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                preexec_fn=die_with_parent,
+            )
+        else:
+            program, folder = Path(__file__).stem, str(Path(__file__).parent)
+            with open(os.devnull, "rb") as nothing:
+                streams = (nothing.fileno(), output, output)
+                command = [program, self._address, *SGLANG]
+                self._process = of.begin(command, environ, *streams, folder=folder)
         atexit.register(self.stop)
 
     def begin(
@@ -113,7 +129,7 @@ class Template:
             try:
                 status = program.wait(timeout)
             except TimeoutError:
-                os.killpg(program.pid, signal.SIGKILL)
+                program.kill()
                 raise
             output.seek(0)
             errors.seek(0)
@@ -130,6 +146,23 @@ class Template:
 def template(**variables: str) -> Template:
     """The one with this process's environment and what packages read of it as they are imported."""
     return Template(os.environ | variables)
+
+
+@cache
+def server_template(**variables: str) -> Template:
+    """As ``template``, with SGLang imported."""
+    return Template(os.environ | variables, template(**variables))
+
+
+def may_have_sglang(environ: Mapping[str, str]) -> bool:
+    """Whether a server with these variables may begin with SGLang imported, which reads some of its
+    own as it is imported."""
+    return not any(
+        name.startswith("SGLANG_")
+        and not name.startswith("SGLANG_ASCEND_")
+        and os.environ.get(name) != value
+        for name, value in environ.items()
+    )
 
 
 class Program:
@@ -152,6 +185,9 @@ class Program:
                 self._connection.settimeout(timeout)
                 self._status = int(self._received())
             return self._status
+
+    def kill(self) -> None:
+        os.killpg(self.pid, signal.SIGKILL)
 
     def _received(self) -> bytes:
         received = self._connection.recv(MAX_REQUEST)
@@ -184,12 +220,12 @@ def begin(
     return Program(connection)
 
 
-def main(address: str) -> str:
+def main(address: str, *modules: str) -> str:
     """Serves requests for ever; returns in each copy, with the module that it is to run."""
     # What is imported stays for ever: a search for garbage among it is a third of the time that it
     # takes, and every copy would search it again.
     gc.disable()
-    for module in IMPORTED:
+    for module in modules:
         importlib.import_module(module)
     gc.freeze()
     gc.enable()
@@ -245,14 +281,14 @@ def become(arguments: list[str], environ: dict[str, str], folder: str, streams: 
     return arguments[0]
 
 
-def run(address: str) -> None:
+def run(address: str, *modules: str) -> None:
     """A copy's module, as Python runs it and ends it, but that nothing is freed: that takes a copy
     seconds, for all that the template has imported."""
     status = 1
     # What is registered first is called last, behind what packages register.
     atexit.register(lambda: leave(status))
     try:
-        runpy.run_module(main(address), run_name="__main__", alter_sys=True)
+        runpy.run_module(main(address, *modules), run_name="__main__", alter_sys=True)
         status = 0
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
@@ -268,4 +304,4 @@ def leave(status: int) -> None:
 
 
 if __name__ == "__main__":
-    run(sys.argv[1])
+    run(*sys.argv[1:])

@@ -1,5 +1,6 @@
 """A begun program is `python -m MODULE ARGUMENTS`: its arguments, environment, folder, streams,
-exit status and session are its own. Of SGLang, torch_npu and the plugin nothing is imported before.
+exit status and session are its own. Of SGLang, torch_npu and the plugin nothing is imported before,
+but in a server's: SGLang is, and has loaded no plugin.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from begun import Program, template
+from begun import Program, Template, may_have_sglang, server_template, template
 
 PROGRAM = """
 import json, os, sys
@@ -27,6 +28,14 @@ print(json.dumps({
 }))
 print("an error", file=sys.stderr)
 sys.exit(3)
+"""
+
+SERVER = """
+import sys
+from sglang.srt import plugins
+assert "sglang.srt.entrypoints.http_server" in sys.modules
+assert not plugins._plugins_loaded
+assert "sglang_ascend.plugin.mtp.algorithm" not in sys.modules
 """
 
 # What a thread and a registered function say last, without a line's end, and a folder that is gone.
@@ -49,6 +58,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def begin(folder: Path, *command: str, **environ: str) -> Program:
+    return begin_of(template(), folder, *command, **environ)
+
+
+def begin_of(of: Template, folder: Path, *command: str, **environ: str) -> Program:
     (folder / "input").write_text("asked")
     with (
         (folder / "input").open() as given,
@@ -56,7 +69,7 @@ def begin(folder: Path, *command: str, **environ: str) -> Program:
         (folder / "errors").open("w") as errors,
     ):
         streams = (stream.fileno() for stream in (given, output, errors))
-        return template().begin(command, {"ITS_OWN": "1", **environ}, *streams)
+        return of.begin(command, {"ITS_OWN": "1", **environ}, *streams)
 
 
 def test_it_runs_as_python_runs_a_module(folder: Path) -> None:
@@ -73,6 +86,15 @@ def test_it_runs_as_python_runs_a_module(folder: Path) -> None:
         "imported": [],
         "input": "asked",
     }
+
+
+@pytest.mark.sglang
+def test_a_server_begins_with_sglang_and_without_the_plugin(folder: Path) -> None:
+    (folder / "server.py").write_text(SERVER)
+    assert begin_of(server_template(), folder, "server").wait() == 0
+    assert begin(folder, "server").wait() == 1, "the control"
+    assert may_have_sglang(os.environ | {"SGLANG_ASCEND_HOOKS": "1"})
+    assert not may_have_sglang(os.environ | {"SGLANG_TEST_RETRACT": "1"})
 
 
 @pytest.mark.parametrize("has_a_path_of_its_own", [True, False])

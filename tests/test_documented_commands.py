@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from begun import TEMPLATE, template
+from begun import SERVERS, TEMPLATE, server_template, template
 from documented_commands import (
     DOCUMENTS,
     ROOT,
@@ -63,6 +63,7 @@ def with_begun_servers(environ: dict[str, str]) -> dict[str, str]:
     return environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         TEMPLATE: template().address(),
+        SERVERS: server_template().address(),
     }
 
 

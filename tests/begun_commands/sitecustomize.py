@@ -1,5 +1,5 @@
 """Python runs this at start when the folder is on PYTHONPATH: the servers that a command starts are
-begun by the template whose socket is in the environment.
+begun by the templates whose sockets are in the environment.
 """
 
 import os
@@ -23,7 +23,8 @@ def begun_server(self: ServerProcess, address: list[str]) -> Any:
         return as_ever(self, address)
     with self.log_path.open("wb") as log, open(os.devnull, "rb") as nothing:
         streams = (nothing.fileno(), log.fileno(), log.fileno())
-        socket = os.environ[begun.TEMPLATE]
+        has_sglang = begun.may_have_sglang(self._environment)
+        socket = os.environ[begun.SERVERS if has_sglang else begun.TEMPLATE]
         return begun.begin(socket, command[len(LAUNCH) - 1 :], self._environment, streams)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from begun import template
 from rich.console import Console
 
 from sglang_ascend.models import catalog
@@ -52,8 +54,8 @@ def run_without(*absent: str) -> tuple[int, dict]:
 
 @pytest.mark.sglang
 def test_an_installation_as_pinned_has_no_problem_and_every_part_is_listed():
-    command = [sys.executable, "-m", "sglang_ascend", "doctor", "--strict", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = ["sglang_ascend", "doctor", "--strict", "--json"]
+    done = template().run(command, os.environ, timeout=500)
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"], found["problems"]) == (0, True, [])
     sections = found["sections"]

@@ -1,11 +1,11 @@
-"""The servers of the pool, begun as copies of a process that has imported what is not SGLang's."""
+"""The servers of the pool, begun as copies of a process that has imported packages."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from begun import template
+from begun import may_have_sglang, server_template, template
 from launched_server import LaunchedServer
 
 from benchmarks.server import LAUNCH
@@ -20,4 +20,5 @@ class BegunServer(LaunchedServer):
         command = [LAUNCH[-1], *self.config.arguments(), *address]
         with self.log_path.open("wb") as log, open(os.devnull, "rb") as nothing:
             streams = (nothing.fileno(), log.fileno(), log.fileno())
-            return template().begin(command, self._environment, *streams)
+            begun = server_template() if may_have_sglang(self._environment) else template()
+            return begun.begin(command, self._environment, *streams)
