@@ -79,6 +79,8 @@ def test_a_table_and_a_plot_are_for_people(costs: Path, tmp_path: Path) -> None:
         (("--target-ms", "0", "--acceptance", "0.5"), "no time"),
         (("--target-ms", "nan", "--acceptance", "0.5"), "no time"),
         (("--target-ms", "9", "--draft-ms", "inf", "--acceptance", "0.5"), "no time"),
+        (("--target-ms", "9", "--target-row-ms", "-1", "--acceptance", "0.5"), "is no time"),
+        (("--target-ms", "9", "--draft-row-ms", "nan", "--acceptance", "0.5"), "no time"),
         (("--costs", "COSTS", "--max-drafts", "3"), "--max-drafts"),
         (("--costs", "NOWHERE"), "NOWHERE"),
         (("--target-ms", "9", "--acceptance", "0.5", "--plot", "NOWHERE/plan.svg"), "NOWHERE"),

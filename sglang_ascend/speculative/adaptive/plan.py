@@ -51,7 +51,7 @@ class LinearCosts:
     """A machine by four numbers, in milliseconds.
 
     The target takes no less than its weights take to be read, whatever the rows, nor less than the
-    rows take to be computed; so does the MTP layer.
+    rows take to be computed; so does the MTP layer. Raises PlanError where one is no time.
     """
 
     target_ms: float
@@ -59,6 +59,11 @@ class LinearCosts:
     draft_ms: float
     draft_row_ms: float = 0.0
     overhead_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not math.isfinite(value) or value < 0:
+                raise PlanError(f"--{name.replace('_', '-')} {value} is no time.")
 
     def at(self, batch: int, max_drafts: int) -> StepCosts:
         def target(rows: int) -> float:
