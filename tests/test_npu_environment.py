@@ -75,7 +75,7 @@ def test_torch_2_10_replaces_it_free_of_its_constraint_and_becomes_as_the_cpu_bu
     process, calls = run(tree, "--torch", "2.10", "--cann", "9.0.0", "python", "-V")
     assert process.stdout.splitlines()[-1] == "-m npu_emulation --cann 9.0.0 python -V"
     assert len(calls) == 4
-    assert calls[2].startswith(" -m pip install --quiet --no-deps --requirement ")
+    assert calls[2].startswith(" -m pip install --quiet --no-compile --no-deps --requirement ")
     assert calls[2].endswith("requirements/npu-torch-2.10.txt")
     assert all(call.startswith("constraints-cpu.txt ") for call in (*calls[:2], calls[3]))
     left = {path.name for path in (installed_torch(tree) / "lib").iterdir()}
