@@ -14,10 +14,11 @@ unset PYTHONPATH PYTHONHOME
 # torch first and with its dependencies; a CUDA build of it brings upstream's triton along, which must go
 # before triton-ascend writes the same folder.
 install_packages() {
-    "$venv/bin/python" -m pip install --constraint requirements/constraints-cpu.txt \
+    # --no-compile: of the files a quarter is ever imported, and compiled then.
+    "$venv/bin/python" -m pip install --no-compile --constraint requirements/constraints-cpu.txt \
         torch numpy pytest pytest-timeout pytest-xdist &&
         "$venv/bin/python" -m pip uninstall --yes triton &&
-        "$venv/bin/python" -m pip install --no-deps --requirement requirements/triton-ascend.txt
+        "$venv/bin/python" -m pip install --no-compile --no-deps --requirement requirements/triton-ascend.txt
 }
 
 # Succeeds where Debian's packages are to be had; as root it also fetches a missing package list.
