@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from begun import may_have_sglang, server_template, template
+from begun import template
 
 from benchmarks.npu_step import AUTOLOAD
 from npu_emulation.environment import DEVICES
@@ -70,8 +70,7 @@ def start(
         environ = os.environ | (environ or {})
         # torch_npu counts the devices once, and may be left out of the process that asks.
         imported = {DEVICES: _ranks(command), AUTOLOAD: environ.get(AUTOLOAD, "1")}
-        begun = server_template if may_have_sglang(environ) else template
-        process = begun(**imported).run(command, environ, timeout)
+        process = template(**imported).run(command, environ, timeout)
         return process, Report.from_json(report.read_text()) if report.exists() else None
 
 
