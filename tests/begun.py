@@ -149,9 +149,9 @@ def template(**variables: str) -> Template:
 
 
 @cache
-def server_template(**variables: str) -> Template:
+def server_template() -> Template:
     """As ``template``, with SGLang imported."""
-    return Template(os.environ | variables, template(**variables))
+    return Template(os.environ, template())
 
 
 def may_have_sglang(environ: Mapping[str, str]) -> bool:
